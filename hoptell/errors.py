@@ -1,0 +1,72 @@
+"""Every exception that hoptell raises on purpose.
+
+Each one's text is one sentence that a person can act on. The command line prints it and
+exits 1; the relay sends it in an `error` frame or a close reason; the sidecar returns it
+as a tool error. None of them ever holds a token or a message's text.
+
+    HoptellError
+    ├── ConfigurationError      a setting or file is wrong: fix it and start again
+    ├── ProtocolError           the other side broke the wire format: the connection closes
+    ├── Refused                 well formed, but turned down: answered, and the connection stays
+    │   └── LoginRefused        turned down for good (close codes 4001, 4002, 4003, 4005)
+    ├── RelayUnreachable        no connection to the relay at the moment: trying again may help
+    ├── Replaced                a newer connection took this peer name (close code 4004)
+    └── InboxError              the inbox folder is unsafe or cannot be used
+"""
+
+
+class HoptellError(Exception):
+    """Base of all of hoptell's errors; `str(error)` is one sentence that says what to do."""
+
+
+class ConfigurationError(HoptellError):
+    """A setting, a settings file or a members file cannot be used as it is."""
+
+
+class ProtocolError(HoptellError):
+    """The other side sent something that is not the wire protocol.
+
+    Attributes:
+        code: the close code that answers it before login (frames.CLOSE_*).
+    """
+
+    def __init__(self, reason: str, *, code: int = 4001) -> None:
+        self.reason = reason
+        self.code = code
+        super().__init__(reason)
+
+
+class Refused(HoptellError):
+    """A well-formed request that was turned down whole: nothing was recorded or sent.
+
+    Attributes:
+        reason: a short fixed label for counters and logs (`rate`, `unknown`, `full` …).
+    """
+
+    def __init__(self, sentence: str, *, reason: str = "refused") -> None:
+        self.reason = reason
+        super().__init__(sentence)
+
+
+class LoginRefused(Refused):
+    """The relay does not let this peer in, and asking again will not change that.
+
+    Attributes:
+        code: the close code (4001, 4002, 4003 or 4005).
+    """
+
+    def __init__(self, sentence: str, *, code: int) -> None:
+        self.code = code
+        super().__init__(sentence, reason="login")
+
+
+class RelayUnreachable(HoptellError):
+    """There is no connection to the relay at the moment."""
+
+
+class Replaced(HoptellError):
+    """A newer connection with the same peer name took over (close code 4004)."""
+
+
+class InboxError(HoptellError):
+    """An inbox folder is not safe to use, or the file system refuses it."""

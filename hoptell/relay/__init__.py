@@ -1,0 +1,1 @@
+"""The relay: authenticates peers, routes messages, holds what is not yet confirmed."""

@@ -1,0 +1,352 @@
+"""Settings: one frozen dataclass a role, from the environment and one file (SPEC.md, 8).
+
+A variable comes from the environment, else from the first of these files that exists:
+`$HOPTELL_ENV`, `$XDG_CONFIG_HOME/hoptell/.env` (default `~/.config/hoptell/.env`), `.env`
+in the root of a source checkout. Never from the current folder, which may belong to a
+project that an agent works on. An empty value counts as unset. Secrets are masked in
+`repr`, and no error quotes a file's contents.
+"""
+
+import os
+import platform
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dotenv.parser import Binding, parse_stream
+
+from hoptell.errors import ConfigurationError
+from hoptell.names import name_problem, roles_problem
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 7777
+WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
+"""What HOPTELL_PUSH may say (SPEC.md, 6)."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How often one peer name may send; `sends` 0 means without a limit."""
+
+    sends: int = 30
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class RelaySettings:
+    """What `hoptell relay` runs with."""
+
+    host: str = DEFAULT_HOST
+    """HOPTELL_HOST: the address that it listens on."""
+    port: int = DEFAULT_PORT
+    """HOPTELL_PORT: 0 takes any free one."""
+    token: str | None = field(default=None, repr=False)
+    """HOPTELL_TOKEN: the shared secret, or `sha256:` and its 64 hex digits."""
+    members: Path | None = None
+    """HOPTELL_MEMBERS: the members file."""
+    rate: Rate = Rate()
+    """HOPTELL_RATE: sends per seconds for one name, as in `30/10`; `0` for no limit."""
+    journal: Path | None = None
+    """HOPTELL_JOURNAL: SQLite file that keeps unconfirmed deliveries over a restart."""
+    tls_cert: Path | None = None
+    """HOPTELL_TLS_CERT: certificate chain, PEM."""
+    tls_key: Path | None = None
+    """HOPTELL_TLS_KEY: its private key, PEM."""
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What everything on an agent's machine runs with."""
+
+    relay: str
+    """HOPTELL_RELAY: `ws://host:port` or `wss://…`; unset, the relay on this machine."""
+    token: str | None = field(default=None, repr=False)
+    """HOPTELL_TOKEN: the shared secret, or a member's own."""
+    name: str | None = None
+    """HOPTELL_NAME: the peer name; unset, `default_name()`."""
+    roles: tuple[str, ...] = ()
+    """HOPTELL_ROLES: comma-separated."""
+    push: str | None = None
+    """HOPTELL_PUSH: the wake mode; unset, the sidecar finds out."""
+    home: Path = field(default_factory=lambda: Path.home() / ".hoptell")
+    """HOPTELL_HOME: the folder for inboxes and state."""
+
+
+def machine_name() -> str:
+    """This machine's name as a valid start of a peer name, at most 40 characters.
+
+    WSL shares its host's name with Windows, so it says that it is WSL.
+    """
+    name = platform.node().partition(".")[0]
+    if "microsoft" in platform.release().lower():
+        name += "-wsl"
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "host"
+
+
+def default_name() -> str:
+    """The peer name of a process that was given none: `<machine>-<pid>`."""
+    return f"{machine_name()}-{os.getpid()}"
+
+
+def load_relay_settings(
+    environ: Mapping[str, str] | None = None, **options: object
+) -> RelaySettings:
+    """Read the relay's settings; `options` (from the command line) win where not None.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or a value is not what it must be.
+    """
+    values = Values.load(environ)
+    found: dict[str, Any] = {
+        "host": values.get("HOPTELL_HOST"),
+        "port": values.parse("HOPTELL_PORT", _port),
+        "token": values.get("HOPTELL_TOKEN"),
+        "members": values.parse("HOPTELL_MEMBERS", _path),
+        "rate": values.parse("HOPTELL_RATE", _rate),
+        "journal": values.parse("HOPTELL_JOURNAL", _path),
+        "tls_cert": values.parse("HOPTELL_TLS_CERT", _path),
+        "tls_key": values.parse("HOPTELL_TLS_KEY", _path),
+    }
+    found.update({key: value for key, value in options.items() if value is not None})
+    settings = RelaySettings(**{key: value for key, value in found.items() if value is not None})
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigurationError("HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together: set both")
+    return settings
+
+
+def load_peer_settings(environ: Mapping[str, str] | None = None, **options: object) -> PeerSettings:
+    """Read a peer's settings; `options` win where not None.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or a value is not what it must be.
+    """
+    values = Values.load(environ)
+    found: dict[str, Any] = {
+        "relay": values.parse("HOPTELL_RELAY", _relay_url) or _local_relay(values),
+        "token": values.get("HOPTELL_TOKEN"),
+        "name": values.parse("HOPTELL_NAME", _name),
+        "roles": values.parse("HOPTELL_ROLES", _roles),
+        "push": values.parse("HOPTELL_PUSH", _push),
+        "home": values.parse("HOPTELL_HOME", _path),
+    }
+    found.update({key: value for key, value in options.items() if value is not None})
+    return PeerSettings(**{key: value for key, value in found.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Values:
+    """The variables as found: environment first, then one file. Never printed."""
+
+    environ: Mapping[str, str] = field(repr=False)
+    file: Path | None
+    """The settings file that was read, if one exists."""
+    from_file: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> "Values":
+        """Find and read the settings file.
+
+        Raises:
+            ConfigurationError: it cannot be read or understood.
+        """
+        environ = os.environ if environ is None else environ
+        file = find_settings_file(environ)
+        return cls(environ, file, {} if file is None else read_settings_file(file))
+
+    def get(self, name: str) -> str | None:
+        """The variable's text without surrounding white space; None where unset or empty."""
+        for source in (self.environ, self.from_file):
+            if value := source.get(name, "").strip():
+                return value
+        return None
+
+    def parse(self, name: str, parser: "Any") -> Any:
+        """The variable's value, or None where it is unset.
+
+        Raises:
+            ConfigurationError: `parser` raised ValueError; its text says what is right.
+        """
+        value = self.get(name)
+        if value is None:
+            return None
+        try:
+            return parser(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{name}: {error}") from None
+
+
+def settings_file_candidates(environ: Mapping[str, str]) -> list[Path]:
+    """Where a settings file may be, in the order of preference."""
+    if explicit := environ.get("HOPTELL_ENV", "").strip():
+        return [Path(explicit).expanduser()]
+    candidates = [_config_home(environ) / "hoptell" / ".env"]
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file():
+        candidates.append(root / ".env")
+    return candidates
+
+
+def find_settings_file(environ: Mapping[str, str]) -> Path | None:
+    """The settings file that is in force.
+
+    Raises:
+        ConfigurationError: `$HOPTELL_ENV` names a file that is not there.
+    """
+    candidates = settings_file_candidates(environ)
+    for file in candidates:
+        if file.is_file():
+            return file
+    if environ.get("HOPTELL_ENV", "").strip():
+        raise ConfigurationError(
+            f"HOPTELL_ENV names {candidates[0]}, which is not a readable file: create it or unset"
+            " HOPTELL_ENV"
+        )
+    return None
+
+
+def read_settings_file(file: Path) -> dict[str, str]:
+    """Read a settings file's variables.
+
+    Raises:
+        ConfigurationError: it cannot be read, or a line is not `NAME=value`; the sentence
+            names the line but never quotes it.
+    """
+    values: dict[str, str] = {}
+    try:
+        with file.open(encoding="utf-8") as stream:
+            for binding in parse_stream(stream):
+                if binding.error:
+                    line = binding.original.line
+                    raise ConfigurationError(f"{file}, line {line}, is not NAME=value: fix it")
+                if binding.key is not None and binding.value is not None:
+                    values[binding.key] = _exact_value(binding)
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+    return values
+
+
+def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple[str, Path]:
+    """Make a token and keep it, and `more` variables, in the settings file (mode 0600).
+
+    An existing file keeps its other lines.
+
+    Returns: the token, and the file it is in.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    environ = os.environ if environ is None else environ
+    file = find_settings_file(environ) or settings_file_candidates(environ)[0]
+    token = secrets.token_urlsafe(32)
+    lines = [f"{name}={value}\n" for name, value in {"HOPTELL_TOKEN": token, **more}.items()]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(handle, "r+", encoding="utf-8") as stream:
+            if os.name == "posix":
+                os.fchmod(handle, 0o600)
+            before = stream.read()
+            if before and not before.endswith("\n"):
+                lines.insert(0, "\n")
+            stream.write("".join(lines))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
+    return token, file
+
+
+_QUOTED_VALUE = re.compile(
+    r"""[^=]*=\s*(?:'(?P<single>(?:\\.|[^'\\])*)'|"(?P<double>(?:\\.|[^"\\])*)")""", re.DOTALL
+)
+_DOUBLE_QUOTE_ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": "\n"}
+
+
+def _exact_value(binding: Binding) -> str:
+    # python-dotenv decodes escapes within single quotes too, and more of them within double
+    # quotes (a Windows path "C:\temp" would get a tab): SPEC.md has only \" \\ and \n.
+    match = _QUOTED_VALUE.match(binding.original.string)
+    if match is None:
+        return binding.value or ""
+    if (single := match["single"]) is not None:
+        return single
+    return re.sub(
+        r"\\.",
+        lambda escape: _DOUBLE_QUOTE_ESCAPES.get(escape[0], escape[0]),
+        match["double"],
+        flags=re.DOTALL,
+    )
+
+
+def _config_home(environ: Mapping[str, str]) -> Path:
+    if configured := environ.get("XDG_CONFIG_HOME", "").strip():
+        return Path(configured)
+    home = environ.get("HOME", "").strip()
+    return (Path(home) if home else Path.home()) / ".config"
+
+
+def _local_relay(values: Values) -> str:
+    host = values.get("HOPTELL_HOST") or DEFAULT_HOST
+    if host in ("0.0.0.0", "::", "*"):
+        host = DEFAULT_HOST
+    port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
+    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
+
+
+def _relay_url(text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port = False
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or not has_port:
+        raise ValueError("a relay is ws://host:port or wss://host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("leave user and password out of the URL: the secret is HOPTELL_TOKEN")
+    return text.rstrip("/") if parts.path in ("", "/") else text
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ValueError("a port is a whole number from 0 to 65535")
+    return int(text)
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _rate(text: str) -> Rate:
+    if text == "0":
+        return Rate(sends=0)
+    sends, _, seconds = text.partition("/")
+    try:
+        rate = Rate(int(sends), float(seconds))
+    except ValueError:
+        rate = Rate(-1, -1)
+    if rate.sends < 1 or not 0 < rate.seconds <= 86_400:
+        raise ValueError("a rate is sends/seconds, for example 30/10, or 0 for no limit")
+    return rate
+
+
+def _name(text: str) -> str:
+    if problem := name_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    roles = list(dict.fromkeys(role for part in text.split(",") if (role := part.strip())))
+    if problem := roles_problem(roles):
+        raise ValueError(problem)
+    return tuple(roles)
+
+
+def _push(text: str) -> str:
+    if text not in WAKE_MODES:
+        raise ValueError(f"it is one of {', '.join(WAKE_MODES)}")
+    return text
