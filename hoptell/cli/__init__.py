@@ -1,1 +1,126 @@
-"""The command line: options in, one library call, words out (SPEC.md, 8)."""
+"""The command line: options in, one library call, words out (SPEC.md, 8).
+
+The group knows its commands by a table and imports one only when it runs, so that
+`hoptell send` loads neither the relay nor the MCP library, and `hoptell --help` loads nothing.
+It is also the one place where errors become words and exit codes:
+
+    0    done
+    1    it failed: one line on standard error, `hoptell: <what to do>`
+    2    wrong usage: the usage line and what was wrong with it
+    3    nothing arrived in time (`wait`, `listen` and `ask` say so themselves)
+    130  interrupted with Ctrl-C: no words
+
+A reader that closes the pipe (`hoptell list | head -1`) ends a command with 1 and no words.
+An exception that is none of ours is a bug: its type and place are shown in one line, its text
+and traceback, which may hold anything, only with HOPTELL_DEBUG=1 in the environment.
+"""
+
+import errno
+import importlib
+import os
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from hoptell import __version__
+from hoptell.errors import HoptellError
+
+COMMANDS = {
+    "relay": ("hoptell.cli.relay:relay_command", "Run the relay."),
+    "list": ("hoptell.cli.messages:list_command", "Show who is there."),
+    "send": ("hoptell.cli.messages:send_command", "Send a message."),
+    "ask": ("hoptell.cli.messages:ask_command", "Send a message and print the answer."),
+    "wait": ("hoptell.cli.messages:wait_command", "Go online and print the next message."),
+    "listen": ("hoptell.cli.listen:listen_command", "Wait on an inbox of this machine."),
+    "mcp": ("hoptell.cli.mcp:mcp_command", "Run the MCP server beside one agent session."),
+    "members": ("hoptell.cli.members:members_group", "Give people and teams their own tokens."),
+    "snapshot": ("hoptell.cli.snapshot:snapshot_command", "Frame a text file for a review."),
+}
+"""Name of each command: where it is, and its line in `hoptell --help`; in the order shown."""
+
+
+class Failure(click.ClickException):
+    """What the user is told when a command fails: one line, and exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"hoptell: {self.format_message()}", file=file, err=file is None)
+
+
+class CommandLine(click.Group):
+    """The group of all commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click looks for the nearest name in `self.commands`, which stays empty here.
+        unknown = args[0] not in COMMANDS and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:
+            raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HoptellError as error:
+            raise Failure(str(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            _unexpected(error)
+
+
+def _unexpected(error: Exception) -> NoReturn:
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        raise error  # click ends quietly, and keeps Python from complaining while it exits
+    if os.environ.get("HOPTELL_DEBUG", "").strip():
+        click.echo(traceback.format_exc(), err=True, nl=False)
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise Failure(f"{where}{error.strerror}") from error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    raise Failure(
+        f"this is a bug in hoptell: {type(error).__name__} at {os.path.basename(frame.filename)}"
+        f" line {frame.lineno} (HOPTELL_DEBUG=1 in the environment shows more)"
+    ) from error
+
+
+EPILOG = """\b
+Examples:
+  hoptell relay                        start the relay on this machine
+  HOPTELL_NAME=bob hoptell wait        be bob, and print the next message
+  hoptell send bob "the tests pass"    tell bob
+  hoptell COMMAND --help               more on each command, with examples
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing arrived in time."""
+
+
+@click.group(
+    cls=CommandLine,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+)
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
+def command_line() -> None:
+    """A self-hosted relay that lets AI coding agents talk to each other."""
+
+
+def main() -> NoReturn:
+    """Run the `hoptell` command with this process's arguments, and exit."""
+    command_line.main(prog_name="hoptell")
