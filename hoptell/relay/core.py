@@ -1,0 +1,908 @@
+"""The relay's state: who is there, what waits, what is in flight (SPEC.md, 3).
+
+The core decides and does nothing else: it reads no clock, opens no socket, draws no random
+number and writes no log. The shell (server.py) tells it what happened, with the time, and
+performs the effects that it appended to `effects`, in their order. So every rule here can be
+tested with a made-up clock, and a test can compare whole lists of effects.
+
+What it promises:
+
+- An accepted delivery is in exactly one place, a peer's queue or the `in_flight` of that
+  peer's connection, until it is confirmed or its deadline passes while it is queued.
+- For one sender and one recipient, deliveries leave in the order in which they were accepted:
+  nothing goes out directly while something is queued, and what a lost connection had not
+  confirmed returns to the front of the queue in its old order.
+- Everything is checked before anything is changed: a refused request leaves no trace, except
+  that a refused send counts against the sender's rate.
+
+Times called `now` are seconds of a clock that never jumps (monotonic). `epoch` is what the
+shell adds to get Unix time; it follows the wall clock, so a stamped time is right even after
+the machine slept, while time-outs are never fooled by a clock that is set.
+
+Structures that time out hold their entries in the order of their deadlines (a dict keeps
+insertion order), and one lower bound, `_next`, covers them all: adding an entry costs one
+comparison, and `tick` looks at the rest. A timer per message cost more than routing it.
+"""
+
+import heapq
+import re
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from hoptell import frames
+from hoptell.errors import LoginRefused, ProtocolError, Refused
+from hoptell.names import EVERYONE, address_problem, name_problem, owns, roles_problem
+from hoptell.settings import Rate
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every bound and span of SPEC.md section 3, once. Spans are in seconds."""
+
+    in_flight: int = 50
+    """Deliveries sent to one connection and not yet confirmed."""
+    queued_per_peer: int = 50
+    queued: int = 2_000
+    """Queued deliveries in the whole relay."""
+    queued_bytes: int = 64 * 1024 * 1024
+    """UTF-8 bytes of queued text in the whole relay."""
+    ack_wait: float = 5.0
+    """After this without a confirmation the sender hears `unconfirmed`."""
+    hello_wait: float = 5.0
+    key_lifetime: float = 600.0
+    """How long a repeated idempotency key is recognized."""
+    keys: int = 200_000
+    """Idempotency keys remembered at once: past that the oldest goes early. At the default
+    rate it takes 111 peers that send without a pause to get there."""
+    known_names: int = 10_000
+    forget_after: float = 6 * 3600.0
+    """A peer that is offline with an empty queue is forgotten after this."""
+
+
+MAX_HOST_LENGTH = 255
+"""A host is only displayed; the longest DNS name is this long, and the rest is cut off."""
+
+_is_reference = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
+).fullmatch
+T = TypeVar("T")
+
+_is_wake_mode = re.compile(r"[a-z][a-z-]{0,31}", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A token that opens the relay, without the token.
+
+    `fingerprint` is the SHA-256 of the secret: a member with a new token is another credential.
+    """
+
+    member: str | None
+    """Whose it is; None for the shared token."""
+    fingerprint: str
+
+
+class Message(msgspec.Struct, eq=False):
+    """What a sender handed in; shared by all its deliveries."""
+
+    reference: str
+    sender: str
+    member: str | None
+    host: str
+    to: str
+    text: str
+    size: int
+    """UTF-8 bytes of `text`."""
+    ts: int
+    """Unix ms of its acceptance."""
+    reply_to: str | None
+    expires: int | None
+    """Unix ms."""
+    no_reply: bool
+
+
+class Receipt(msgspec.Struct, eq=False):
+    """The acknowledgement of one accepted send: owed while `state` is None, then remembered."""
+
+    reference: str
+    accepted_at: float
+    expires: int | None
+    state: frames.AckState | None
+    waiters: list[tuple["Connection", frames.FrameId]]
+    """Who is to hear it: the send's connection, and those that repeated it with its key."""
+    count: int | None = None
+    skipped: list[str] | None = None
+
+    def ack(self, id: frames.FrameId) -> frames.Ack:
+        """The frame for the request `id`; only once the state is known."""
+        assert self.state is not None
+        return frames.Ack(id, self.state, self.reference, self.expires, self.count, self.skipped)
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """One copy of a message for one recipient."""
+
+    id: str
+    message: Message
+    peer: "Peer"
+    receipt: Receipt | None
+    """The acknowledgement that its confirmation settles; None for a copy of a fan-out."""
+    queued: bool = False
+
+    def frame(self) -> frames.Message:
+        """The wire frame of this delivery."""
+        message = self.message
+        return frames.Message(
+            id=self.id,
+            message_id=message.reference,
+            sender=message.sender,
+            host=message.host,
+            to=message.to,
+            text=message.text,
+            ts=message.ts,
+            reply_to=message.reply_to,
+            member=message.member,
+            expires=message.expires,
+            no_reply=message.no_reply,
+        )
+
+
+class Connection:
+    """One client's connection, from the TCP connection to its end.
+
+    `transport` is the shell's own object for it; the core never looks into it.
+    """
+
+    __slots__ = (
+        "transport",
+        "state",
+        "name",
+        "mode",
+        "host",
+        "credential",
+        "peer",
+        "in_flight",
+    )
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+        self.state: Literal["connecting", "open", "closed"] = "connecting"
+        self.name = ""
+        self.mode: frames.Mode = "peer"
+        self.host = ""
+        self.credential: Credential | None = None
+        self.peer: Peer | None = None
+        """The peer that this connection is the online end of; None in send mode."""
+        self.in_flight: dict[str, Delivery] = {}
+        """Unconfirmed deliveries by id, in the order in which they were sent."""
+
+
+class Peer:
+    """A known name: online while it has a connection."""
+
+    __slots__ = ("name", "host", "roles", "wake", "connection", "queue")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.host = ""
+        self.roles: list[str] = []
+        self.wake: str | None = None
+        self.connection: Connection | None = None
+        self.queue: deque[Delivery] = deque()
+
+
+# Effects: what the shell is to do, in this order -------------------------------------------
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Write the delivery's frame to the connection."""
+
+    connection: Connection
+    delivery: Delivery
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Write a frame to the connection."""
+
+    connection: Connection
+    frame: frames.RelayFrame
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Close the connection; nothing more is written to it or taken from it."""
+
+    connection: Connection
+    code: int
+    reason: str
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Write one line. Never holds a token or a message's text."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+Effect = Deliver | Write | Close | Log
+
+
+class RateLimiter:
+    """Sends per peer name in a sliding window, over all of the name's connections."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._sends = rate.sends
+        self._seconds = rate.seconds
+        self._attempts: dict[str, deque[float]] = {}
+
+    def take(self, name: str, now: float) -> None:
+        """Count one attempt to send.
+
+        Raises:
+            Refused: the name is over its rate. The attempt counts all the same.
+        """
+        if not self._sends:
+            return
+        attempts = self._attempts.get(name)
+        if attempts is None:
+            attempts = self._attempts[name] = deque(maxlen=self._sends)
+        over = len(attempts) == self._sends and attempts[0] > now - self._seconds
+        attempts.append(now)
+        if over:
+            wait = ceil(attempts[0] + self._seconds - now)
+            raise Refused(
+                f"too many messages: {self._sends} in {self._seconds:g} s are allowed; try again in"
+                f" {wait} s, and put what belongs together into one message",
+                reason="rate",
+            )
+
+    def forget_idle(self, now: float) -> float:
+        """Drop names without a recent attempt; return when to look again (inf: nothing left)."""
+        since = now - self._seconds
+        self._attempts = {name: at for name, at in self._attempts.items() if at[-1] > since}
+        return now + self._seconds if self._attempts else inf
+
+
+class Relay:
+    """The routing state machine of one relay.
+
+    Args:
+        id_seed: 32 random hex digits; all ids are made of them and a counter, because
+            drawing a UUID for each message cost 14 to 41% of the relay's time.
+        rate: sends allowed for one peer name.
+        limits: the bounds; others than the default are for tests and measurements.
+    """
+
+    def __init__(
+        self, *, id_seed: str, rate: Rate | None = None, limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.epoch = 0.0
+        """Unix time minus `now`, in seconds; kept up to date by the shell."""
+        self.effects: list[Effect] = []
+        """What the shell is to perform next, in order."""
+        self._rate = RateLimiter(rate or Rate())
+        seed = id_seed.lower()
+        self._reference_prefix = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
+        self._delivery_prefix = f"{seed[18:32]}-"
+        self._last_id = 0
+        self._logins: dict[Connection, float] = {}
+        """Connections without a hello yet, and when it is due."""
+        self._connections: dict[Connection, None] = {}
+        """Those that are logged in."""
+        self._peers: dict[str, Peer] = {}
+        self._roles: dict[str, dict[str, Peer]] = {EVERYONE: {}}
+        """Online peers by role and name; under `all`, every one."""
+        self._idle: dict[Peer, float] = {}
+        """Peers that are offline with an empty queue, and since when."""
+        self._awaiting: dict[Receipt, None] = {}
+        """Acknowledgements owed to senders, oldest first."""
+        self._keys: dict[tuple[str, str], Receipt] = {}
+        self._deadlines: list[tuple[int, int, Delivery]] = []
+        """Heap of (Unix ms, tie-breaker, delivery) of queued deliveries; may hold stale ones."""
+        self._queued = 0
+        self._queued_bytes = 0
+        self._rates_checked_at = inf
+        self._next = inf
+
+    # Connections ---------------------------------------------------------------------------
+
+    def opened(self, connection: Connection, *, now: float) -> None:
+        """A client connected; its hello is due within `limits.hello_wait`."""
+        self._due(now + self.limits.hello_wait)
+        self._logins[connection] = now + self.limits.hello_wait
+
+    def login(
+        self,
+        connection: Connection,
+        hello: frames.Hello,
+        credential: Credential | None,
+        *,
+        now: float,
+    ) -> None:
+        """Let a client in, or close its connection with the code that says why not.
+
+        Args:
+            credential: what the shell found for the hello's token; None for an unknown one.
+        """
+        if connection.state != "connecting":
+            return
+        try:
+            accepted = self._check_login(hello, credential)
+        except LoginRefused as refusal:
+            self._log("login refused", name=hello.name, host=hello.host, code=refusal.code)
+            self._close(connection, refusal.code, str(refusal), now)
+            return
+        del self._logins[connection]
+        self._connections[connection] = None
+        connection.state = "open"
+        connection.name = hello.name
+        connection.mode = hello.mode
+        connection.host = hello.host[:MAX_HOST_LENGTH]
+        connection.credential = accepted
+        self._log(
+            "connected",
+            name=hello.name,
+            mode=hello.mode,
+            member=accepted.member,
+            host=connection.host,
+        )
+        self.effects.append(Write(connection, frames.Welcome(hello.name)))
+        if hello.mode == "peer":
+            self._go_online(connection, hello, now)
+
+    def receive(
+        self,
+        connection: Connection,
+        frame: frames.ClientFrame,
+        *,
+        now: float,
+    ) -> None:
+        """Do what a logged-in client asks; what is turned down is answered with an `error`."""
+        if connection.state != "open":
+            return
+        match frame:
+            case frames.Got():
+                self._confirm(connection, frame, now)
+            case frames.Send():
+                try:
+                    self._send(connection, frame, now)
+                except Refused as refusal:
+                    self._log("refused", name=connection.name, reason=refusal.reason)
+                    error = frames.Error(str(refusal), frame.id)
+                    self.effects.append(Write(connection, error))
+            case frames.List():
+                peers = self._list(connection.name)
+                self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
+            case frames.Hello():
+                error = frames.Error("you are logged in already: one hello a connection")
+                self.effects.append(Write(connection, error))
+
+    def protocol_error(
+        self,
+        connection: Connection,
+        error: ProtocolError,
+        id: frames.FrameId | msgspec.UnsetType = msgspec.UNSET,
+        *,
+        now: float,
+    ) -> None:
+        """A frame could not be read: before login that ends the connection, after it, it does not.
+
+        Args:
+            id: the frame's own `id` where it could be salvaged.
+        """
+        if connection.state == "connecting":
+            self._log("login refused", code=error.code)
+            self._close(connection, error.code, str(error), now)
+        elif connection.state == "open":
+            self._log("refused", name=connection.name, reason="frame")
+            self.effects.append(Write(connection, frames.Error(str(error), id)))
+
+    def closed(self, connection: Connection, *, now: float) -> None:
+        """The connection is gone. What it had not confirmed waits for the peer's return."""
+        if connection.state == "open":
+            self._log("disconnected", name=connection.name, mode=connection.mode)
+        self._detach(connection, now)
+
+    def reload(self, valid: Collection[Credential], *, now: float) -> None:
+        """Close every connection whose credential is not valid any more."""
+        revoked = [c for c in self._connections if c.credential not in valid]
+        for connection in revoked:
+            self._log("revoked", name=connection.name, mode=connection.mode)
+            self._close(
+                connection,
+                frames.CLOSE_BAD_TOKEN,
+                "this token is not valid any more: ask the relay's operator for a new one",
+                now,
+            )
+
+    # Time ----------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When `tick` may have something to do; None: nothing is pending."""
+        return None if self._next == inf else self._next
+
+    def tick(self, now: float) -> None:
+        """Do what is due at `now`."""
+        if now < self._next:
+            return
+        self._next = inf
+        self._expire_logins(now)
+        self._expire_awaiting(now)
+        self._expire_queued(now)
+        self._expire_keys(now)
+        self._forget_idle(now)
+        if now >= self._rates_checked_at:
+            self._rates_checked_at = self._rate.forget_idle(now)
+        self._due(self._rates_checked_at)
+
+    def take_effects(self) -> list[Effect]:
+        """Hand over what the shell is to perform, and start a new list."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    # Login ---------------------------------------------------------------------------------
+
+    def _check_login(self, hello: frames.Hello, credential: Credential | None) -> Credential:
+        if hello.v != frames.PROTOCOL_VERSION:
+            raise LoginRefused(
+                f"this relay speaks protocol version {frames.PROTOCOL_VERSION}, not {hello.v}:"
+                " install the same version of hoptell on both sides",
+                code=frames.CLOSE_BAD_VERSION,
+            )
+        if credential is None:
+            raise LoginRefused(
+                "the relay does not know this token: set HOPTELL_TOKEN to the relay's token,"
+                " or ask its operator for one",
+                code=frames.CLOSE_BAD_TOKEN,
+            )
+        problem = name_problem(hello.name) or roles_problem(hello.roles)
+        member = credential.member
+        if problem is None and member is not None and not owns(member, hello.name):
+            problem = (
+                f"this token belongs to {member}, who may use the names {member!r} and"
+                f" those that start with '{member}-'"
+            )
+        if problem is None and hello.mode == "peer" and not self._has_room_for(hello.name):
+            problem = f"the relay knows {self.limits.known_names} names already: try again later"
+        if problem is not None:
+            raise LoginRefused(problem, code=frames.CLOSE_NAME_REFUSED)
+        return credential
+
+    def _has_room_for(self, name: str) -> bool:
+        return name in self._peers or len(self._peers) < self.limits.known_names or bool(self._idle)
+
+    def _go_online(self, connection: Connection, hello: frames.Hello, now: float) -> None:
+        peer = self._peers.get(hello.name) or self._know(hello.name)
+        if peer.connection is not None:
+            self._replace(peer, peer.connection)
+        self._idle.pop(peer, None)
+        peer.host = connection.host
+        peer.roles = list(dict.fromkeys(hello.roles))
+        peer.wake = hello.wake if hello.wake and _is_wake_mode(hello.wake) else None
+        peer.connection = connection
+        connection.peer = peer
+        for role in (EVERYONE, *peer.roles):
+            self._roles.setdefault(role, {})[peer.name] = peer
+        self._drain(peer, now)
+
+    def _know(self, name: str) -> Peer:
+        if len(self._peers) >= self.limits.known_names:
+            self._forget(next(iter(self._idle)))
+        peer = self._peers[name] = Peer(name)
+        return peer
+
+    def _replace(self, peer: Peer, older: Connection) -> None:
+        """Take the peer from its older connection; its acknowledgements stay owed."""
+        self._log("replaced", name=peer.name)
+        self._take_offline(peer, older)
+        self._connections.pop(older)
+        older.state = "closed"
+        reason = f"a newer connection took the name {peer.name}"
+        self.effects.append(Close(older, frames.CLOSE_REPLACED, reason))
+
+    def _close(self, connection: Connection, code: int, reason: str, now: float) -> None:
+        self._detach(connection, now)
+        self.effects.append(Close(connection, code, reason))
+
+    def _detach(self, connection: Connection, now: float) -> None:
+        """Forget a connection; idempotent."""
+        self._logins.pop(connection, None)
+        self._connections.pop(connection, None)
+        connection.state = "closed"
+        peer = connection.peer
+        if peer is None:
+            return
+        unconfirmed = self._take_offline(peer, connection)
+        for delivery in unconfirmed:
+            if delivery.receipt is not None:
+                self._settle(delivery.receipt, "queued")
+        self._drop_expired(peer, now)
+        if not peer.queue:
+            self._rest(peer, now)
+
+    def _take_offline(self, peer: Peer, connection: Connection) -> list[Delivery]:
+        """Return what the connection had not confirmed to the front of the queue."""
+        unconfirmed = list(connection.in_flight.values())
+        connection.in_flight = {}
+        connection.peer = None
+        peer.connection = None
+        for role in (EVERYONE, *peer.roles):
+            online = self._roles[role]
+            del online[peer.name]
+            if not online and role != EVERYONE:
+                del self._roles[role]
+        for delivery in reversed(unconfirmed):
+            self._enqueue(delivery, front=True)
+        if unconfirmed:
+            self._log("requeued", name=peer.name, count=len(unconfirmed))
+        return unconfirmed
+
+    # Sending -------------------------------------------------------------------------------
+
+    def _send(self, connection: Connection, frame: frames.Send, now: float) -> None:
+        """Route one message to everyone its address stands for, or refuse it whole.
+
+        Raises:
+            Refused: nothing was recorded and nobody received anything.
+        """
+        name = connection.name
+        key = frame.key
+        if key is not None:
+            _check_key(key)
+            known = self._keys.get((name, key))
+            if known is not None and known.accepted_at > now - self.limits.key_lifetime:
+                self._repeat(connection, frame.id, known)
+                return
+        if self._rates_checked_at == inf:
+            self._rates_checked_at = now + self.limits.key_lifetime
+            self._due(self._rates_checked_at)
+        self._rate.take(name, now)
+        _check_send(frame)
+        if frame.to[0] == "@":
+            receipt = self._fan_out(connection, frame, now)
+        else:
+            receipt = self._send_to(connection, frame, now)
+        if key is not None:
+            self._remember_key((name, key), receipt)
+
+    def _repeat(self, connection: Connection, id: frames.FrameId, receipt: Receipt) -> None:
+        self._log("repeated", name=connection.name, reference=receipt.reference)
+        if receipt.state is None:
+            receipt.waiters.append((connection, id))
+        else:
+            self.effects.append(Write(connection, receipt.ack(id)))
+
+    def _send_to(self, connection: Connection, frame: frames.Send, now: float) -> Receipt:
+        to = frame.to
+        if to == connection.name:
+            raise Refused(f"{to} is your own name: send to another peer", reason="self")
+        peer = self._peers.get(to)
+        if peer is None:
+            raise Refused(
+                f"the relay knows no peer named {to}: `list` shows who is there", reason="unknown"
+            )
+        message = self._message(connection, frame, now)
+        direct = self._can_take(peer)
+        if not direct and (problem := self._queue_problem(peer, message.size)):
+            raise Refused(problem, reason="full")
+        receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
+        delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
+        self._log_accepted(message, 1)
+        if direct:
+            self._awaiting[receipt] = None
+            self._due(now + self.limits.ack_wait)
+            self._deliver(peer, delivery)
+        else:
+            self._enqueue(delivery)
+            self._settle(receipt, "queued")
+        return receipt
+
+    def _fan_out(self, connection: Connection, frame: frames.Send, now: float) -> Receipt:
+        online = self._roles.get(frame.to[1:], {})
+        peers = [peer for peer in online.values() if peer.name != connection.name]
+        if not peers:
+            raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
+        message = self._message(connection, frame, now)
+        skipped: list[str] = []
+        effects: list[Effect] = []
+        for peer in peers:
+            direct = self._can_take(peer)
+            if not direct and self._queue_problem(peer, message.size):
+                skipped.append(peer.name)
+                continue
+            delivery = Delivery(self._new_delivery_id(), message, peer, None)
+            if direct:
+                self._deliver(peer, delivery, effects)
+            else:
+                self._enqueue(delivery)
+        count = len(peers) - len(skipped)
+        receipt = Receipt(
+            message.reference, now, message.expires, "fanout", [], count, sorted(skipped)
+        )
+        self._log_accepted(message, count)
+        self.effects += effects
+        self.effects.append(Write(connection, receipt.ack(frame.id)))
+        return receipt
+
+    def _message(self, connection: Connection, frame: frames.Send, now: float) -> Message:
+        text = frame.text
+        ts = int((now + self.epoch) * 1000)
+        credential = connection.credential
+        assert credential is not None
+        self._last_id += 1
+        return Message(
+            reference=f"{self._reference_prefix}{self._last_id:012x}",
+            sender=connection.name,
+            member=credential.member,
+            host=connection.host,
+            to=frame.to,
+            text=text,
+            size=len(text) if text.isascii() else len(text.encode()),
+            ts=ts,
+            reply_to=frame.reply_to,
+            expires=None if frame.ttl is None else ts + frame.ttl * 1000,
+            no_reply=connection.mode == "send" and connection.name not in self._peers,
+        )
+
+    def _remember_key(self, key: tuple[str, str], receipt: Receipt) -> None:
+        keys = self._keys
+        keys.pop(key, None)  # an expired one: the order is that of acceptance
+        if len(keys) >= self.limits.keys:
+            del keys[next(iter(keys))]
+        if not keys:
+            self._due(receipt.accepted_at + self.limits.key_lifetime)
+        keys[key] = receipt
+
+    # Queue and in flight -------------------------------------------------------------------
+
+    def _can_take(self, peer: Peer) -> bool:
+        connection = peer.connection
+        return (
+            connection is not None
+            and not peer.queue
+            and len(connection.in_flight) < self.limits.in_flight
+        )
+
+    def _queue_problem(self, peer: Peer, size: int) -> str | None:
+        limits = self.limits
+        if len(peer.queue) >= limits.queued_per_peer:
+            return (
+                f"{peer.name} has {len(peer.queue)} messages waiting, which is the limit:"
+                " try again once it has read some"
+            )
+        if self._queued >= limits.queued or self._queued_bytes + size > limits.queued_bytes:
+            return "the relay's queues are full: try again later"
+        return None
+
+    def _enqueue(self, delivery: Delivery, *, front: bool = False) -> None:
+        peer = delivery.peer
+        delivery.queued = True
+        if front:
+            peer.queue.appendleft(delivery)
+        else:
+            peer.queue.append(delivery)
+        self._queued += 1
+        self._queued_bytes += delivery.message.size
+        self._idle.pop(peer, None)
+        expires = delivery.message.expires
+        if expires is not None:
+            self._last_id += 1
+            heapq.heappush(self._deadlines, (expires, self._last_id, delivery))
+            self._due(expires / 1000 - self.epoch)
+
+    def _dequeued(self, delivery: Delivery) -> None:
+        delivery.queued = False
+        self._queued -= 1
+        self._queued_bytes -= delivery.message.size
+
+    def _deliver(self, peer: Peer, delivery: Delivery, effects: list[Effect] | None = None) -> None:
+        connection = peer.connection
+        assert connection is not None
+        connection.in_flight[delivery.id] = delivery
+        (self.effects if effects is None else effects).append(Deliver(connection, delivery))
+
+    def _drain(self, peer: Peer, now: float) -> None:
+        """Send what is queued, as far as the in-flight limit allows."""
+        connection = peer.connection
+        assert connection is not None
+        wall = self._wall(now)
+        queue = peer.queue
+        while queue and len(connection.in_flight) < self.limits.in_flight:
+            delivery = queue.popleft()
+            self._dequeued(delivery)
+            if _is_expired(delivery, wall):
+                self._log_expired(delivery)
+            else:
+                self._deliver(peer, delivery)
+
+    def _confirm(self, connection: Connection, frame: frames.Got, now: float) -> None:
+        delivery = connection.in_flight.pop(frame.id, None)
+        if delivery is None:
+            return  # confirmed already, or in flight on a connection that is gone
+        receipt = delivery.receipt
+        if receipt is not None and receipt.state is None:
+            self._settle(receipt, "delivered")
+        self._log("confirmed", to=connection.name, reference=delivery.message.reference)
+        if delivery.peer.queue:
+            self._drain(delivery.peer, now)
+
+    def _settle(self, receipt: Receipt, state: frames.AckState) -> None:
+        """Tell the sender what became of its message, once."""
+        if receipt.state is not None:
+            return
+        receipt.state = state
+        self._awaiting.pop(receipt, None)
+        for connection, id in receipt.waiters:
+            if connection.state == "open":
+                self.effects.append(Write(connection, receipt.ack(id)))
+        receipt.waiters = []
+
+    # What is due ---------------------------------------------------------------------------
+
+    def _due(self, at: float) -> None:
+        if at < self._next:
+            self._next = at
+
+    def _expire_logins(self, now: float) -> None:
+        late = _until(self._logins.items(), now)
+        for connection in late:
+            self._log("login refused", code=frames.CLOSE_BAD_HELLO)
+            sentence = f"no hello within {self.limits.hello_wait:g} s"
+            self._close(connection, frames.CLOSE_BAD_HELLO, sentence, now)
+        for due_at in self._logins.values():
+            self._due(due_at)
+            break
+
+    def _expire_awaiting(self, now: float) -> None:
+        ack_wait = self.limits.ack_wait
+        owed = ((receipt, receipt.accepted_at + ack_wait) for receipt in self._awaiting)
+        for receipt in _until(owed, now):
+            self._settle(receipt, "unconfirmed")
+        for receipt in self._awaiting:
+            self._due(receipt.accepted_at + ack_wait)
+            break
+
+    def _expire_queued(self, now: float) -> None:
+        deadlines = self._deadlines
+        wall = self._wall(now)
+        while deadlines and (deadlines[0][0] <= wall or not deadlines[0][2].queued):
+            delivery = heapq.heappop(deadlines)[2]
+            if delivery.queued:
+                self._drop_expired(delivery.peer, now)
+        if len(deadlines) > 2 * self._queued + 64:  # mostly stale: those sent since
+            self._deadlines = deadlines = [entry for entry in deadlines if entry[2].queued]
+            heapq.heapify(deadlines)
+        if deadlines:
+            self._due(deadlines[0][0] / 1000 - self.epoch)
+
+    def _drop_expired(self, peer: Peer, now: float) -> None:
+        wall = self._wall(now)
+        expired = [delivery for delivery in peer.queue if _is_expired(delivery, wall)]
+        if not expired:
+            return
+        peer.queue = deque(delivery for delivery in peer.queue if not _is_expired(delivery, wall))
+        for delivery in expired:
+            self._dequeued(delivery)
+            self._log_expired(delivery)
+        if not peer.queue and peer.connection is None:
+            self._rest(peer, now)
+
+    def _expire_keys(self, now: float) -> None:
+        lifetime = self.limits.key_lifetime
+        ends = ((key, receipt.accepted_at + lifetime) for key, receipt in self._keys.items())
+        for key in _until(ends, now):
+            del self._keys[key]
+        for receipt in self._keys.values():
+            self._due(receipt.accepted_at + lifetime)
+            break
+
+    def _rest(self, peer: Peer, now: float) -> None:
+        """The peer is offline with an empty queue: forget it some time."""
+        self._idle.pop(peer, None)
+        self._idle[peer] = now
+        self._due(now + self.limits.forget_after)
+
+    def _forget_idle(self, now: float) -> None:
+        forget_after = self.limits.forget_after
+        ends = ((peer, since + forget_after) for peer, since in self._idle.items())
+        for peer in _until(ends, now):
+            self._forget(peer)
+        for since in self._idle.values():
+            self._due(since + forget_after)
+            break
+
+    def _forget(self, peer: Peer) -> None:
+        del self._idle[peer]
+        del self._peers[peer.name]
+        self._log("forgotten", name=peer.name)
+
+    # Words ---------------------------------------------------------------------------------
+
+    def _list(self, asking: str) -> list[frames.PeerInfo]:
+        return [
+            frames.PeerInfo(
+                name=name,
+                host=peer.host,
+                roles=peer.roles,
+                online=peer.connection is not None,
+                queued=len(peer.queue),
+                wake=peer.wake,
+            )
+            for name, peer in sorted(self._peers.items())
+            if name != asking
+        ]
+
+    def _wall(self, now: float) -> float:
+        return (now + self.epoch) * 1000
+
+    def _log(self, event: str, **fields: Any) -> None:
+        self.effects.append(Log(event, fields))
+
+    def _log_accepted(self, message: Message, copies: int) -> None:
+        self._log(
+            "accepted",
+            sender=message.sender,
+            to=message.to,
+            size=message.size,
+            copies=copies,
+            reference=message.reference,
+        )
+
+    def _log_expired(self, delivery: Delivery) -> None:
+        self._log("expired", to=delivery.peer.name, reference=delivery.message.reference)
+
+    def _new_delivery_id(self) -> str:
+        self._last_id += 1
+        return f"{self._delivery_prefix}{self._last_id:x}"
+
+
+def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
+    """The leading entries whose time has come; they stand in the order of their times."""
+    due: list[T] = []
+    for entry, at in entries:
+        if at > now:
+            break
+        due.append(entry)
+    return due
+
+
+def _is_expired(delivery: Delivery, wall: float) -> bool:
+    expires = delivery.message.expires
+    return expires is not None and expires <= wall
+
+
+def _check_key(key: str) -> None:
+    if not 1 <= len(key) <= frames.MAX_KEY_LENGTH or not key.isprintable():
+        raise Refused(
+            f"a key is 1 to {frames.MAX_KEY_LENGTH} printable characters", reason="invalid"
+        )
+
+
+def _check_send(frame: frames.Send) -> None:
+    """Check what can be told from the frame alone.
+
+    Raises:
+        Refused: with what would be right.
+    """
+    text = frame.text
+    problem = None
+    if not text or text.isspace():
+        problem = "the text is empty: say something"
+    elif len(text) > frames.MAX_TEXT_LENGTH:
+        problem = (
+            f"the text has {len(text):,} characters; at most {frames.MAX_TEXT_LENGTH:,} are"
+            " allowed: shorten it, or name a file or commit instead"
+        )
+    elif frame.ttl is not None and not 1 <= frame.ttl <= frames.MAX_TTL:
+        problem = f"ttl is a whole number of seconds from 1 to {frames.MAX_TTL}"
+    elif frame.reply_to is not None and not _is_reference(frame.reply_to):
+        problem = "reply_to is a message reference (a UUID): copy it from the message"
+    else:
+        problem = address_problem(frame.to)
+    if problem is not None:
+        raise Refused(problem, reason="invalid")
