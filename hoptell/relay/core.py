@@ -36,7 +36,14 @@ import msgspec
 
 from hoptell import frames
 from hoptell.errors import LoginRefused, ProtocolError, Refused
-from hoptell.names import EVERYONE, address_problem, name_problem, owns, roles_problem
+from hoptell.names import (
+    EVERYONE,
+    MAX_NAME_LENGTH,
+    address_problem,
+    name_problem,
+    owns,
+    roles_problem,
+)
 from hoptell.settings import Rate
 
 
@@ -238,6 +245,8 @@ class RateLimiter:
         self._sends = rate.sends
         self._seconds = rate.seconds
         self._attempts: dict[str, deque[float]] = {}
+        self.due_at = inf
+        """When `forget_idle` has something to do."""
 
     def take(self, name: str, now: float) -> None:
         """Count one attempt to send.
@@ -250,6 +259,7 @@ class RateLimiter:
         attempts = self._attempts.get(name)
         if attempts is None:
             attempts = self._attempts[name] = deque(maxlen=self._sends)
+            self.due_at = min(self.due_at, now + self._seconds)
         over = len(attempts) == self._sends and attempts[0] > now - self._seconds
         attempts.append(now)
         if over:
@@ -260,11 +270,13 @@ class RateLimiter:
                 reason="rate",
             )
 
-    def forget_idle(self, now: float) -> float:
-        """Drop names without a recent attempt; return when to look again (inf: nothing left)."""
+    def forget_idle(self, now: float) -> None:
+        """Drop the names without a recent attempt."""
+        if now < self.due_at:
+            return
         since = now - self._seconds
         self._attempts = {name: at for name, at in self._attempts.items() if at[-1] > since}
-        return now + self._seconds if self._attempts else inf
+        self.due_at = now + self._seconds if self._attempts else inf
 
 
 class Relay:
@@ -281,8 +293,7 @@ class Relay:
         self, *, id_seed: str, rate: Rate | None = None, limits: Limits | None = None
     ) -> None:
         self.limits = limits or Limits()
-        self.epoch = 0.0
-        """Unix time minus `now`, in seconds; kept up to date by the shell."""
+        self._epoch = 0.0
         self.effects: list[Effect] = []
         """What the shell is to perform next, in order."""
         self._rate = RateLimiter(rate or Rate())
@@ -306,8 +317,18 @@ class Relay:
         """Heap of (Unix ms, tie-breaker, delivery) of queued deliveries; may hold stale ones."""
         self._queued = 0
         self._queued_bytes = 0
-        self._rates_checked_at = inf
         self._next = inf
+
+    @property
+    def epoch(self) -> float:
+        """Unix time minus `now`, in seconds; kept up to date by the shell."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, seconds: float) -> None:
+        self._epoch = seconds
+        if self._deadlines:
+            self._due(self._deadlines[0][0] / 1000 - seconds)
 
     # Connections ---------------------------------------------------------------------------
 
@@ -334,7 +355,7 @@ class Relay:
         try:
             accepted = self._check_login(hello, credential)
         except LoginRefused as refusal:
-            self._log("login refused", name=hello.name, host=hello.host, code=refusal.code)
+            self._log("login refused", name=hello.name[:MAX_NAME_LENGTH], code=refusal.code)
             self._close(connection, refusal.code, str(refusal), now)
             return
         del self._logins[connection]
@@ -436,9 +457,8 @@ class Relay:
         self._expire_queued(now)
         self._expire_keys(now)
         self._forget_idle(now)
-        if now >= self._rates_checked_at:
-            self._rates_checked_at = self._rate.forget_idle(now)
-        self._due(self._rates_checked_at)
+        self._rate.forget_idle(now)
+        self._due(self._rate.due_at)
 
     def take_effects(self) -> list[Effect]:
         """Hand over what the shell is to perform, and start a new list."""
@@ -553,15 +573,12 @@ class Relay:
         name = connection.name
         key = frame.key
         if key is not None:
-            _check_key(key)
             known = self._keys.get((name, key))
             if known is not None and known.accepted_at > now - self.limits.key_lifetime:
                 self._repeat(connection, frame.id, known)
                 return
-        if self._rates_checked_at == inf:
-            self._rates_checked_at = now + self.limits.key_lifetime
-            self._due(self._rates_checked_at)
         self._rate.take(name, now)
+        self._due(self._rate.due_at)
         _check_send(frame)
         if frame.to[0] == "@":
             receipt = self._fan_out(connection, frame, now)
@@ -592,7 +609,7 @@ class Relay:
             raise Refused(problem, reason="full")
         receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
         delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
-        self._log_accepted(message, 1)
+        self.effects.append(_accepted(message, 1))
         if direct:
             self._awaiting[receipt] = None
             self._due(now + self.limits.ack_wait)
@@ -609,7 +626,7 @@ class Relay:
             raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
         message = self._message(connection, frame, now)
         skipped: list[str] = []
-        effects: list[Effect] = []
+        log_at = len(self.effects)
         for peer in peers:
             direct = self._can_take(peer)
             if not direct and self._queue_problem(peer, message.size):
@@ -617,21 +634,20 @@ class Relay:
                 continue
             delivery = Delivery(self._new_delivery_id(), message, peer, None)
             if direct:
-                self._deliver(peer, delivery, effects)
+                self._deliver(peer, delivery)
             else:
                 self._enqueue(delivery)
         count = len(peers) - len(skipped)
         receipt = Receipt(
             message.reference, now, message.expires, "fanout", [], count, sorted(skipped)
         )
-        self._log_accepted(message, count)
-        self.effects += effects
+        self.effects.insert(log_at, _accepted(message, count))
         self.effects.append(Write(connection, receipt.ack(frame.id)))
         return receipt
 
     def _message(self, connection: Connection, frame: frames.Send, now: float) -> Message:
         text = frame.text
-        ts = int((now + self.epoch) * 1000)
+        ts = int((now + self._epoch) * 1000)
         credential = connection.credential
         assert credential is not None
         self._last_id += 1
@@ -693,18 +709,18 @@ class Relay:
         if expires is not None:
             self._last_id += 1
             heapq.heappush(self._deadlines, (expires, self._last_id, delivery))
-            self._due(expires / 1000 - self.epoch)
+            self._due(expires / 1000 - self._epoch)
 
     def _dequeued(self, delivery: Delivery) -> None:
         delivery.queued = False
         self._queued -= 1
         self._queued_bytes -= delivery.message.size
 
-    def _deliver(self, peer: Peer, delivery: Delivery, effects: list[Effect] | None = None) -> None:
+    def _deliver(self, peer: Peer, delivery: Delivery) -> None:
         connection = peer.connection
         assert connection is not None
         connection.in_flight[delivery.id] = delivery
-        (self.effects if effects is None else effects).append(Deliver(connection, delivery))
+        self.effects.append(Deliver(connection, delivery))
 
     def _drain(self, peer: Peer, now: float) -> None:
         """Send what is queued, as far as the in-flight limit allows."""
@@ -778,7 +794,7 @@ class Relay:
             self._deadlines = deadlines = [entry for entry in deadlines if entry[2].queued]
             heapq.heapify(deadlines)
         if deadlines:
-            self._due(deadlines[0][0] / 1000 - self.epoch)
+            self._due(deadlines[0][0] / 1000 - self._epoch)
 
     def _drop_expired(self, peer: Peer, now: float) -> None:
         wall = self._wall(now)
@@ -838,20 +854,10 @@ class Relay:
         ]
 
     def _wall(self, now: float) -> float:
-        return (now + self.epoch) * 1000
+        return (now + self._epoch) * 1000
 
     def _log(self, event: str, **fields: Any) -> None:
         self.effects.append(Log(event, fields))
-
-    def _log_accepted(self, message: Message, copies: int) -> None:
-        self._log(
-            "accepted",
-            sender=message.sender,
-            to=message.to,
-            size=message.size,
-            copies=copies,
-            reference=message.reference,
-        )
 
     def _log_expired(self, delivery: Delivery) -> None:
         self._log("expired", to=delivery.peer.name, reference=delivery.message.reference)
@@ -871,16 +877,22 @@ def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
     return due
 
 
+def _accepted(message: Message, copies: int) -> Log:
+    return Log(
+        "accepted",
+        {
+            "sender": message.sender,
+            "to": message.to,
+            "size": message.size,
+            "copies": copies,
+            "reference": message.reference,
+        },
+    )
+
+
 def _is_expired(delivery: Delivery, wall: float) -> bool:
     expires = delivery.message.expires
     return expires is not None and expires <= wall
-
-
-def _check_key(key: str) -> None:
-    if not 1 <= len(key) <= frames.MAX_KEY_LENGTH or not key.isprintable():
-        raise Refused(
-            f"a key is 1 to {frames.MAX_KEY_LENGTH} printable characters", reason="invalid"
-        )
 
 
 def _check_send(frame: frames.Send) -> None:
@@ -900,9 +912,15 @@ def _check_send(frame: frames.Send) -> None:
         )
     elif frame.ttl is not None and not 1 <= frame.ttl <= frames.MAX_TTL:
         problem = f"ttl is a whole number of seconds from 1 to {frames.MAX_TTL}"
+    elif frame.key is not None and not _is_key(frame.key):
+        problem = f"a key is 1 to {frames.MAX_KEY_LENGTH} printable characters"
     elif frame.reply_to is not None and not _is_reference(frame.reply_to):
         problem = "reply_to is a message reference (a UUID): copy it from the message"
     else:
         problem = address_problem(frame.to)
     if problem is not None:
         raise Refused(problem, reason="invalid")
+
+
+def _is_key(text: str) -> bool:
+    return 1 <= len(text) <= frames.MAX_KEY_LENGTH and text.isprintable()
