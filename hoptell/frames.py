@@ -7,7 +7,8 @@ that newer clients and relays can add some. msgspec does both in C: decoding and
 a frame takes less time than `json.loads` alone.
 """
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -60,6 +61,9 @@ class Hello(Frame, tag="hello"):
     roles: list[str] = []
     wake: str | None = None
     """Display only: how this peer is woken, a mode of SPEC.md section 6."""
+
+    def __repr__(self) -> str:
+        return f"Hello(name={self.name!r}, mode={self.mode!r}, roles={self.roles!r}, token=***)"
 
 
 class Send(Frame, tag="send"):
@@ -166,6 +170,7 @@ class Message(Frame, tag="message", rename=_WIRE_NAMES):
 RelayFrame = Welcome | Ack | Error | Peers | Message
 
 
+_T = TypeVar("_T")
 _encoder = msgspec.json.Encoder()
 _client_frames = msgspec.json.Decoder(ClientFrame)
 _relay_frames = msgspec.json.Decoder(RelayFrame)
@@ -183,7 +188,7 @@ def decode_client_frame(data: bytes | bytearray | str) -> ClientFrame:
         ProtocolError: it is not a JSON object of a known type with fields of the right types.
     """
     try:
-        return _client_frames.decode(data)
+        return _decode(_client_frames, data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _protocol_error(error) from None
 
@@ -195,7 +200,7 @@ def decode_relay_frame(data: bytes | bytearray | str) -> RelayFrame | None:
         ProtocolError: as `decode_client_frame`.
     """
     try:
-        return _relay_frames.decode(data)
+        return _decode(_relay_frames, data)
     except (msgspec.DecodeError, RecursionError) as error:
         if _type_of(data) not in _RELAY_FRAME_TYPES:
             return None
@@ -208,6 +213,36 @@ def salvage_id(data: bytes | bytearray | str) -> FrameId | msgspec.UnsetType:
     return msgspec.UNSET if isinstance(found, dict | list) else found
 
 
+def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | bytearray | str) -> _T:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # Valid JSON may hold half of a surrogate pair: JavaScript writes one when a text was
+        # cut within an emoji. msgspec refuses the frame, and UTF-8 could not hold it.
+        mended = _without_lone_surrogates(data)
+        if mended is None:
+            raise
+        return decoder.decode(mended)
+
+
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+def _without_lone_surrogates(data: bytes | bytearray | str) -> bytes | None:
+    """The same JSON with U+FFFD for them, or None: they are not what is wrong with it."""
+    if isinstance(data, str):
+        return None
+    # An escaped backslash must not look like the start of an escape.
+    plain = bytes(data).replace(rb"\\", rb"\u005c")
+    mended = _LONE_SURROGATE.sub(rb"\\ufffd", plain)
+    return None if mended == plain else mended
+
+
 def _type_of(data: bytes | bytearray | str) -> str:
     """The `type` of any JSON object; that of a broken one counts as `message`, a known type."""
     found = _object(data).get("type", "message")
@@ -216,7 +251,7 @@ def _type_of(data: bytes | bytearray | str) -> str:
 
 def _object(data: bytes | bytearray | str) -> dict[str, Any]:
     try:
-        frame = _anything.decode(data)
+        frame = _decode(_anything, data)
     except (msgspec.DecodeError, RecursionError):
         return {}
     return frame if isinstance(frame, dict) else {}
@@ -224,7 +259,8 @@ def _object(data: bytes | bytearray | str) -> dict[str, Any]:
 
 def _protocol_error(error: Exception) -> ProtocolError:
     # msgspec's sentences name the field and the types, never the value of a secret: the only
-    # value that they quote is an unknown `type` or `mode`.
+    # value that they quote is an unknown `type` or `mode`, which may hold control characters.
     if isinstance(error, msgspec.ValidationError):
-        return ProtocolError(f"this is not a frame of hoptell's protocol: {error}"[:200])
+        shown = str(error)[:150].encode("unicode_escape").decode("ascii")
+        return ProtocolError(f"this is not a frame of hoptell's protocol: {shown}"[:200])
     return ProtocolError("a frame is one JSON object in a text frame, and this is not JSON")

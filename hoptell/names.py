@@ -56,4 +56,4 @@ def owns(member: str, name: str) -> bool:
 
 def _shown(text: str) -> str:
     """Quote what somebody else wrote: short, and with nothing a terminal would obey."""
-    return ascii(text if len(text) <= MAX_NAME_LENGTH + 2 else f"{text[:MAX_NAME_LENGTH]}…")
+    return ascii(text if len(text) <= MAX_NAME_LENGTH + 2 else f"{text[:MAX_NAME_LENGTH]}...")
