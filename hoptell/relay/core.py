@@ -74,6 +74,9 @@ class Limits:
 MAX_HOST_LENGTH = 255
 """A host is only displayed; the longest DNS name is this long, and the rest is cut off."""
 
+MAX_REASON_BYTES = 123
+"""What a close frame holds besides its code (RFC 6455, 5.5)."""
+
 _is_reference = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
 ).fullmatch
@@ -470,8 +473,8 @@ class Relay:
     def _check_login(self, hello: frames.Hello, credential: Credential | None) -> Credential:
         if hello.v != frames.PROTOCOL_VERSION:
             raise LoginRefused(
-                f"this relay speaks protocol version {frames.PROTOCOL_VERSION}, not {hello.v}:"
-                " install the same version of hoptell on both sides",
+                f"the relay speaks protocol version {frames.PROTOCOL_VERSION}:"
+                " use the same version of hoptell on both sides",
                 code=frames.CLOSE_BAD_VERSION,
             )
         if credential is None:
@@ -483,10 +486,7 @@ class Relay:
         problem = name_problem(hello.name) or roles_problem(hello.roles)
         member = credential.member
         if problem is None and member is not None and not owns(member, hello.name):
-            problem = (
-                f"this token belongs to {member}, who may use the names {member!r} and"
-                f" those that start with '{member}-'"
-            )
+            problem = f"this is {member}'s token: the name must be {member} or start with {member}-"
         if problem is None and hello.mode == "peer" and not self._has_room_for(hello.name):
             problem = f"the relay knows {self.limits.known_names} names already: try again later"
         if problem is not None:
@@ -527,7 +527,7 @@ class Relay:
 
     def _close(self, connection: Connection, code: int, reason: str, now: float) -> None:
         self._detach(connection, now)
-        self.effects.append(Close(connection, code, reason))
+        self.effects.append(Close(connection, code, _cut(reason, MAX_REASON_BYTES)))
 
     def _detach(self, connection: Connection, now: float) -> None:
         """Forget a connection; idempotent."""
@@ -875,6 +875,13 @@ def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
             break
         due.append(entry)
     return due
+
+
+def _cut(text: str, size: int) -> str:
+    """Shorten a text to `size` bytes of UTF-8."""
+    if len(text.encode()) <= size:
+        return text
+    return text.encode()[: size - 3].decode(errors="ignore") + "…"
 
 
 def _accepted(message: Message, copies: int) -> Log:
