@@ -61,7 +61,20 @@ class LoginRefused(Refused):
 
 
 class RelayUnreachable(HoptellError):
-    """There is no connection to the relay at the moment."""
+    """There is no connection to the relay at the moment.
+
+    Attributes:
+        lasting: trying again does not help until a person has changed something.
+        maybe_accepted: the connection went before the answer came, so the message that was
+            being sent may have been taken all the same.
+    """
+
+    def __init__(
+        self, sentence: str, *, lasting: bool = False, maybe_accepted: bool = False
+    ) -> None:
+        self.lasting = lasting
+        self.maybe_accepted = maybe_accepted
+        super().__init__(sentence)
 
 
 class Replaced(HoptellError):
