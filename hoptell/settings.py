@@ -11,7 +11,9 @@ import os
 import platform
 import re
 import secrets
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from urllib.parse import urlsplit
 from dotenv.parser import Binding, parse_stream
 
 from hoptell.errors import ConfigurationError
-from hoptell.names import name_problem, roles_problem
+from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
@@ -105,11 +107,11 @@ def load_relay_settings(
         "host": values.get("HOPTELL_HOST"),
         "port": values.parse("HOPTELL_PORT", _port),
         "token": values.get("HOPTELL_TOKEN"),
-        "members": values.parse("HOPTELL_MEMBERS", _path),
+        "members": values.path("HOPTELL_MEMBERS"),
         "rate": values.parse("HOPTELL_RATE", _rate),
-        "journal": values.parse("HOPTELL_JOURNAL", _path),
-        "tls_cert": values.parse("HOPTELL_TLS_CERT", _path),
-        "tls_key": values.parse("HOPTELL_TLS_KEY", _path),
+        "journal": values.path("HOPTELL_JOURNAL"),
+        "tls_cert": values.path("HOPTELL_TLS_CERT"),
+        "tls_key": values.path("HOPTELL_TLS_KEY"),
     }
     found.update({key: value for key, value in options.items() if value is not None})
     settings = RelaySettings(**{key: value for key, value in found.items() if value is not None})
@@ -131,9 +133,10 @@ def load_peer_settings(environ: Mapping[str, str] | None = None, **options: obje
         "name": values.parse("HOPTELL_NAME", _name),
         "roles": values.parse("HOPTELL_ROLES", _roles),
         "push": values.parse("HOPTELL_PUSH", _push),
-        "home": values.parse("HOPTELL_HOME", _path),
+        "home": values.path("HOPTELL_HOME"),
     }
     found.update({key: value for key, value in options.items() if value is not None})
+    found["home"] = _state_folder(found["home"], values.environ)
     return PeerSettings(**{key: value for key, value in found.items() if value is not None})
 
 
@@ -168,7 +171,8 @@ class Values:
         """The variable's value, or None where it is unset.
 
         Raises:
-            ConfigurationError: `parser` raised ValueError; its text says what is right.
+            ConfigurationError: `parser` raised ValueError; its text says what is right. The
+                sentence says where the variable was found, and never quotes its value.
         """
         value = self.get(name)
         if value is None:
@@ -176,16 +180,38 @@ class Values:
         try:
             return parser(value)
         except ValueError as error:
-            raise ConfigurationError(f"{name}: {error}") from None
+            raise ConfigurationError(f"{self._where(name)}: {error}") from None
+
+    def path(self, name: str) -> Path | None:
+        """The variable's value as a path, `~` expanded; None where it is unset.
+
+        Raises:
+            ConfigurationError: it cannot be a path on this machine.
+        """
+        path: Path | None = self.parse(name, lambda text: _expanded(text, self.environ))
+        return path
+
+    def _where(self, name: str) -> str:
+        in_environ = self.environ.get(name, "").strip()
+        return name if in_environ or self.file is None else f"{name} in {self.file}"
 
 
 def settings_file_candidates(environ: Mapping[str, str]) -> list[Path]:
-    """Where a settings file may be, in the order of preference."""
+    """Where a settings file may be, in the order of preference.
+
+    Raises:
+        ConfigurationError: `$HOPTELL_ENV` cannot be a path on this machine.
+    """
     if explicit := environ.get("HOPTELL_ENV", "").strip():
-        return [Path(explicit).expanduser()]
-    candidates = [_config_home(environ) / "hoptell" / ".env"]
+        try:
+            return [_expanded(explicit, environ)]
+        except ValueError as error:
+            raise ConfigurationError(f"HOPTELL_ENV: {error}") from None
+    candidates = []
+    if config_home := _config_home(environ):
+        candidates.append(config_home / "hoptell" / ".env")
     root = Path(__file__).resolve().parent.parent
-    if (root / "pyproject.toml").is_file():
+    if _is_checkout(root):
         candidates.append(root / ".env")
     return candidates
 
@@ -198,7 +224,7 @@ def find_settings_file(environ: Mapping[str, str]) -> Path | None:
     """
     candidates = settings_file_candidates(environ)
     for file in candidates:
-        if file.is_file():
+        if _may_be_file(file):
             return file
     if environ.get("HOPTELL_ENV", "").strip():
         raise ConfigurationError(
@@ -219,8 +245,8 @@ def read_settings_file(file: Path) -> dict[str, str]:
     try:
         with file.open(encoding="utf-8") as stream:
             for binding in parse_stream(stream):
-                if binding.error:
-                    line = binding.original.line
+                if binding.error or _has_no_value(binding):
+                    line = _line_of(binding)
                     raise ConfigurationError(f"{file}, line {line}, is not NAME=value: fix it")
                 if binding.key is not None and binding.value is not None:
                     values[binding.key] = _exact_value(binding)
@@ -234,30 +260,54 @@ def read_settings_file(file: Path) -> dict[str, str]:
 def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple[str, Path]:
     """Make a token and keep it, and `more` variables, in the settings file (mode 0600).
 
-    An existing file keeps its other lines.
+    An existing file keeps its other lines. A token that it has by now (another process was
+    faster) is not replaced but returned, and then nothing is written.
 
     Returns: the token, and the file it is in.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: there is no place for the file, or it cannot be written.
     """
     environ = os.environ if environ is None else environ
-    file = find_settings_file(environ) or settings_file_candidates(environ)[0]
-    token = secrets.token_urlsafe(32)
-    lines = [f"{name}={value}\n" for name, value in {"HOPTELL_TOKEN": token, **more}.items()]
+    file = find_settings_file(environ) or next(iter(settings_file_candidates(environ)), None)
+    if file is None:
+        raise ConfigurationError(
+            "there is no home folder to keep a token in: set HOME, or HOPTELL_TOKEN yourself"
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with open(handle, "r+", encoding="utf-8") as stream:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ConfigurationError(f"{file} is not a regular file: remove it")
+            _wait_for_lock(handle)
+            if token := read_settings_file(file).get("HOPTELL_TOKEN", "").strip():
+                return token, file
             if os.name == "posix":
                 os.fchmod(handle, 0o600)
-            before = stream.read()
-            if before and not before.endswith("\n"):
-                lines.insert(0, "\n")
-            stream.write("".join(lines))
+            token = secrets.token_urlsafe(32)
+            stream.write(_new_lines(stream.read(), {"HOPTELL_TOKEN": token, **more}))
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
     return token, file
+
+
+def _new_lines(before: str, values: Mapping[str, str]) -> str:
+    if not before:
+        start = "# hoptell's settings (README.md lists them). Keep the token to yourself.\n"
+    else:
+        start = "" if before.endswith("\n") else "\n"
+    return start + "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def _wait_for_lock(handle: int) -> None:
+    """Let one process at a time write; the lock goes when the file is closed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 _QUOTED_VALUE = re.compile(
@@ -282,31 +332,87 @@ def _exact_value(binding: Binding) -> str:
     )
 
 
-def _config_home(environ: Mapping[str, str]) -> Path:
-    if configured := environ.get("XDG_CONFIG_HOME", "").strip():
-        return Path(configured)
-    home = environ.get("HOME", "").strip()
-    return (Path(home) if home else Path.home()) / ".config"
+def _has_no_value(binding: Binding) -> bool:
+    # `export NAME` by itself is fine for a shell that reads the same file.
+    bare = binding.key is not None and binding.value is None
+    return bare and not binding.original.string.lstrip().startswith("export ")
+
+
+def _line_of(binding: Binding) -> int:
+    # A binding starts with the empty lines above it.
+    text = binding.original.string
+    blank = text[: len(text) - len(text.lstrip())]
+    return binding.original.line + blank.count("\n")
+
+
+def _may_be_file(file: Path) -> bool:
+    """Whether `file` is a regular file, or something that only reading it can tell."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+def _is_checkout(root: Path) -> bool:
+    """Whether `root` is hoptell's own source tree, not a project that it is installed into."""
+    try:
+        return '\nname = "hoptell"\n' in (root / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _home(environ: Mapping[str, str]) -> Path | None:
+    if home := environ.get("HOME", "").strip():
+        return Path(home)
+    try:
+        return Path.home()
+    except RuntimeError:  # a user id without a name, as in some containers
+        return None
+
+
+def _config_home(environ: Mapping[str, str]) -> Path | None:
+    # Relative, it would be within the current folder; the XDG specification ignores it too.
+    configured = Path(environ.get("XDG_CONFIG_HOME", "").strip())
+    if configured.is_absolute():
+        return configured
+    home = _home(environ)
+    return None if home is None else home / ".config"
+
+
+def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
+    if configured is None:
+        home = _home(environ)
+        if home is None:
+            raise ConfigurationError("there is no home folder: set HOME or HOPTELL_HOME")
+        return home / ".hoptell"
+    if not configured.is_absolute():
+        # Each process would take another one, and messages would wait where nobody looks.
+        raise ConfigurationError("HOPTELL_HOME must be a whole path, starting with / or ~")
+    return configured
 
 
 def _local_relay(values: Values) -> str:
     host = values.get("HOPTELL_HOST") or DEFAULT_HOST
-    if host in ("0.0.0.0", "::", "*"):
-        host = DEFAULT_HOST
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
 def _relay_url(text: str) -> str:
-    parts = urlsplit(text)
+    # urlsplit's and its port's own ValueErrors may quote the URL.
     try:
-        has_port = parts.port is None or parts.port > 0
+        parts = urlsplit(text)
+        port = parts.port
     except ValueError:
-        has_port = False
-    if parts.scheme not in ("ws", "wss") or not parts.hostname or not has_port:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or port == 0:
         raise ValueError("a relay is ws://host:port or wss://host")
     if parts.username is not None or parts.password is not None:
         raise ValueError("leave user and password out of the URL: the secret is HOPTELL_TOKEN")
+    if parts.fragment or not text.isprintable() or " " in text:
+        raise ValueError("a relay is ws://host:port or wss://host, without spaces or '#'")
     return text.rstrip("/") if parts.path in ("", "/") else text
 
 
@@ -316,8 +422,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
+def _expanded(text: str, environ: Mapping[str, str]) -> Path:
+    if "\0" in text:
+        raise ValueError("a path cannot contain a NUL character")
+    home = _home(environ)
+    if home is not None and (text == "~" or text.startswith("~/")):
+        return home / text[2:]
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("there is no such home folder: write the whole path") from None
 
 
 def _rate(text: str) -> Rate:
@@ -334,15 +448,18 @@ def _rate(text: str) -> Rate:
 
 
 def _name(text: str) -> str:
-    if problem := name_problem(text):
-        raise ValueError(problem)
+    if not is_name(text):
+        raise ValueError(f"a peer name is {NAME_RULE}")
     return text
 
 
 def _roles(text: str) -> tuple[str, ...]:
     roles = list(dict.fromkeys(role for part in text.split(",") if (role := part.strip())))
-    if problem := roles_problem(roles):
-        raise ValueError(problem)
+    if roles_problem(roles) is not None:
+        raise ValueError(
+            f"it is a list of up to {MAX_ROLES} roles with commas between them, and without"
+            f" {EVERYONE!r}; a role is {NAME_RULE}"
+        )
     return tuple(roles)
 
 
