@@ -417,7 +417,7 @@ def _relay_url(text: str) -> str:
 
 
 def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > 65535:
         raise ValueError("a port is a whole number from 0 to 65535")
     return int(text)
 

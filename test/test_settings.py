@@ -1,0 +1,724 @@
+"""Settings (SPEC.md, 8): where they come from, what they may be, what is said if they are wrong."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hoptell import settings
+from hoptell.errors import ConfigurationError
+from hoptell.names import is_name
+from hoptell.settings import (
+    PeerSettings,
+    Rate,
+    RelaySettings,
+    Values,
+    create_token,
+    default_name,
+    find_settings_file,
+    load_peer_settings,
+    load_relay_settings,
+    machine_name,
+    read_settings_file,
+    settings_file_candidates,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+SECRET = "s3cret-value-of-the-file"
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment with an empty home, away from the source checkout."""
+    installed = tmp_path / "site-packages" / "hoptell"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(settings, "__file__", str(installed / "settings.py"))
+    home = tmp_path / "home"
+    home.mkdir()
+    return {"HOME": str(home)}
+
+
+def write(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def read(tmp_path: Path, text: str) -> dict[str, str]:
+    return read_settings_file(write(tmp_path / "settings.env", text))
+
+
+def token_from(environ: Mapping[str, str]) -> str | None:
+    return load_peer_settings(environ).token
+
+
+# Which file -------------------------------------------------------------------------------
+
+
+def test_without_any_settings_everything_has_its_default(environ: dict[str, str]) -> None:
+    assert load_relay_settings(environ) == RelaySettings(
+        host="127.0.0.1",
+        port=7777,
+        token=None,
+        members=None,
+        rate=Rate(30, 10),
+        journal=None,
+        tls_cert=None,
+        tls_key=None,
+    )
+    assert load_peer_settings(environ) == PeerSettings(
+        relay="ws://127.0.0.1:7777",
+        token=None,
+        name=None,
+        roles=(),
+        push=None,
+        home=Path(environ["HOME"]) / ".hoptell",
+    )
+
+
+def test_the_file_in_the_home_folder_is_read(environ: dict[str, str]) -> None:
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
+    assert token_from(environ) == "of-the-home"
+
+
+def test_xdg_config_home_comes_instead_of_the_home_folders_config(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
+    write(tmp_path / "xdg/hoptell/.env", "HOPTELL_TOKEN=of-xdg")
+    assert token_from(environ | {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}) == "of-xdg"
+    assert token_from(environ | {"XDG_CONFIG_HOME": ""}) == "of-the-home"
+
+
+def test_a_relative_xdg_config_home_is_ignored(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "project/conf/hoptell/.env", "HOPTELL_TOKEN=of-a-project")
+    monkeypatch.chdir(tmp_path / "project")
+    assert token_from(environ | {"XDG_CONFIG_HOME": "conf"}) is None
+
+
+def test_hoptell_env_comes_before_every_other_file(environ: dict[str, str], tmp_path: Path) -> None:
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
+    file = write(tmp_path / "mine.env", "HOPTELL_NAME=bob")
+    found = load_peer_settings(environ | {"HOPTELL_ENV": str(file)})
+    assert found.name == "bob"
+    assert found.token is None, "one file is read, not several"
+
+
+def test_a_source_checkouts_own_file_comes_last(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    write(checkout / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    write(checkout / ".env", "HOPTELL_TOKEN=of-the-checkout")
+    monkeypatch.setattr(settings, "__file__", str(checkout / "hoptell" / "settings.py"))
+    assert token_from(environ) == "of-the-checkout"
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
+    assert token_from(environ) == "of-the-home"
+
+
+def test_a_project_that_hoptell_is_installed_into_is_no_checkout(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    write(project / "pyproject.toml", '[project]\nname = "other"\n')
+    write(project / ".env", "HOPTELL_TOKEN=of-the-project")
+    monkeypatch.setattr(settings, "__file__", str(project / "hoptell" / "settings.py"))
+    assert token_from(environ) is None
+
+
+def test_the_current_folders_file_is_never_read(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "project/.env", "HOPTELL_TOKEN=of-a-project")
+    write(tmp_path / "project/hoptell/.env", "HOPTELL_TOKEN=of-a-project")
+    monkeypatch.chdir(tmp_path / "project")
+    assert token_from(environ) is None
+
+
+def test_the_environment_comes_before_the_file(environ: dict[str, str], tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.env", "HOPTELL_TOKEN=of-the-file\nHOPTELL_NAME=bob")
+    found = load_peer_settings(
+        environ | {"HOPTELL_ENV": str(file), "HOPTELL_TOKEN": "of-the-environment"}
+    )
+    assert (found.token, found.name) == ("of-the-environment", "bob")
+
+
+def test_an_option_comes_before_the_environment(environ: dict[str, str]) -> None:
+    environ = environ | {"HOPTELL_PORT": "1", "HOPTELL_NAME": "bob"}
+    assert load_relay_settings(environ, port=2).port == 2
+    assert load_relay_settings(environ, port=None).port == 1
+    assert load_peer_settings(environ, name="al").name == "al"
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+def test_an_empty_value_counts_as_unset(
+    environ: dict[str, str], tmp_path: Path, empty: str
+) -> None:
+    file = write(tmp_path / "mine.env", "HOPTELL_TOKEN=of-the-file\nHOPTELL_PORT=\nHOPTELL_HOME=''")
+    environ = environ | {"HOPTELL_ENV": str(file), "HOPTELL_TOKEN": empty, "HOPTELL_RELAY": empty}
+    found = load_peer_settings(environ)
+    assert found.token == "of-the-file"
+    assert found.relay == "ws://127.0.0.1:7777"
+    assert found.home == Path(environ["HOME"]) / ".hoptell"
+    assert load_relay_settings(environ).port == 7777
+
+
+def test_an_empty_hoptell_env_counts_as_unset(environ: dict[str, str]) -> None:
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
+    assert token_from(environ | {"HOPTELL_ENV": " "}) == "of-the-home"
+
+
+def test_a_tilde_in_hoptell_env_is_the_home_folder(environ: dict[str, str]) -> None:
+    write(Path(environ["HOME"]) / "my.env", "HOPTELL_TOKEN=of-mine")
+    assert token_from(environ | {"HOPTELL_ENV": "~/my.env"}) == "of-mine"
+
+
+# A file that cannot be used ---------------------------------------------------------------
+
+
+def test_an_explicit_file_that_is_not_there_is_an_error(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ["HOPTELL_ENV"] = str(tmp_path / "missing.env")
+    with pytest.raises(ConfigurationError, match=r"missing\.env, which is not a readable file"):
+        load_peer_settings(environ)
+
+
+def test_an_explicit_folder_is_an_error(environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not a readable file"):
+        load_relay_settings(environ | {"HOPTELL_ENV": str(tmp_path)})
+
+
+def test_an_explicit_file_of_an_unknown_user_is_an_error(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="HOPTELL_ENV: there is no such home folder"):
+        load_peer_settings(environ | {"HOPTELL_ENV": "~nobody-of-this-name/x.env"})
+
+
+def not_permitted(*arguments: object, **options: object) -> Any:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_file_that_may_not_be_read_is_an_error_that_says_so(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, explicit: bool
+) -> None:
+    file = write(Path(environ["HOME"]) / ".config/hoptell/.env", f"HOPTELL_TOKEN={SECRET}")
+    monkeypatch.setattr(Path, "open", not_permitted)  # root may read everything
+    if explicit:
+        environ["HOPTELL_ENV"] = str(file)
+    with pytest.raises(ConfigurationError) as caught:
+        load_peer_settings(environ)
+    assert str(caught.value) == f"cannot read {file}: Permission denied"
+
+
+def test_a_file_in_a_folder_that_may_not_be_entered_is_not_taken_for_missing(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "stat", not_permitted)
+    monkeypatch.setattr(Path, "open", not_permitted)
+    with pytest.raises(ConfigurationError, match=r"cannot read .*\.env: Permission denied"):
+        load_peer_settings(environ)
+
+
+def test_a_file_that_is_not_text_is_an_error_that_does_not_quote_it(tmp_path: Path) -> None:
+    file = tmp_path / "settings.env"
+    file.write_bytes(f"HOPTELL_TOKEN={SECRET}\n".encode() + b"\xff\xfe")
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings_file(file)
+    assert str(caught.value) == f"{file} is not UTF-8 text: save it as UTF-8"
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f'A=1\nHOPTELL_TOKEN="{SECRET}', 2),
+        (f"\n\n  \nHOPTELL_TOKEN='{SECRET}\nB=2", 4),
+        (f"# comment\n{SECRET}", 2),
+        (f"A=1\r\n\r\nHOPTELL_TOKEN: {SECRET}\r\n", 3),
+        (f"HOPTELL_TOKEN {SECRET}", 1),
+        (f"={SECRET}", 1),
+        (f'A="x"{SECRET}', 1),
+        (f"A='{SECRET}\\'", 1),
+    ],
+)
+def test_a_line_that_is_no_setting_is_named_but_not_quoted(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, text)
+    file = tmp_path / "settings.env"
+    assert str(caught.value) == f"{file}, line {line}, is not NAME=value: fix it"
+
+
+# What a line means ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("A=plain", "plain"),
+        ("A = spaces around ", "spaces around"),
+        ("export A=shell", "shell"),
+        ("A=", ""),
+        ("A=x # comment", "x"),
+        ("A=x#no-comment", "x#no-comment"),
+        ("A='x' # comment", "x"),
+        ('A="a # b"', "a # b"),
+        (r'A="say \"hi\""', 'say "hi"'),
+        (r'A="back\\slash"', "back\\slash"),
+        (r'A="two\nlines"', "two\nlines"),
+        (r'A="C:\temp\new\x"', "C:\\temp\new\\x"),
+        (r'A="\\n"', r"\n"),
+        (r'A="\t\r\a\'"', r"\t\r\a\'"),
+        ('A="two\nlines"', "two\nlines"),
+        (r"A='C:\temp\new'", r"C:\temp\new"),
+        (r"A='a\\b'", r"a\\b"),
+        (r"A='\n\"'", r"\n\""),
+        ("A='say \"hi\"'", 'say "hi"'),
+        (r"A=C:\temp", r"C:\temp"),
+        ("A=$HOME", "$HOME"),
+        ('A="${HOME}/x"', "${HOME}/x"),
+        ("A=`id`", "`id`"),
+        ("A=a=b==", "a=b=="),
+        ("A=ünïcode", "ünïcode"),
+        ("A=1\nA=2", "2"),
+        ("\ufeffA=byte order mark", "byte order mark"),
+        ("# A=0\n\nA=1\r\n# A=2", "1"),
+        ("  A=indented", "indented"),
+        ("A='export B=2'", "export B=2"),
+    ],
+)
+def test_a_line_means_what_the_readme_says(tmp_path: Path, line: str, value: str) -> None:
+    assert read(tmp_path, line) == {"A": value}
+
+
+def test_export_without_a_value_sets_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "A=1\nexport A\nB=2") == {"A": "1", "B": "2"}
+
+
+ALPHABET = st.characters(exclude_categories=["Cs"], exclude_characters="\r\0")
+
+
+@given(st.text(ALPHABET))
+def test_any_value_can_be_written_in_double_quotes(
+    tmp_path_factory: pytest.TempPathFactory, value: str
+) -> None:
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    file = tmp_path_factory.mktemp("settings") / "env"
+    assert read_settings_file(write(file, f'A="{quoted}"\nB=2\n')) == {"A": value, "B": "2"}
+
+
+@given(st.text(ALPHABET.filter(lambda letter: letter not in "'\\")))
+def test_what_is_in_single_quotes_is_taken_literally(
+    tmp_path_factory: pytest.TempPathFactory, value: str
+) -> None:
+    file = tmp_path_factory.mktemp("settings") / "env"
+    assert read_settings_file(write(file, f"A='{value}'\nB=2\n")) == {"A": value, "B": "2"}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_is_settings_or_an_error_that_does_not_quote_it(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.mktemp("settings") / "env"
+    try:
+        read_settings_file(write(file, text))
+    except ConfigurationError as error:
+        assert re.fullmatch(
+            rf"{re.escape(str(file))}, line \d+, is not NAME=value: fix it", str(error)
+        )
+
+
+# What a variable may be -------------------------------------------------------------------
+
+
+def refused(load: Callable[..., object], environ: Mapping[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(environ)
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+def test_every_variable_of_a_peer_arrives(environ: dict[str, str]) -> None:
+    found = load_peer_settings(
+        environ
+        | {
+            "HOPTELL_RELAY": "wss://relay.example/",
+            "HOPTELL_TOKEN": " secret ",
+            "HOPTELL_NAME": "bob",
+            "HOPTELL_ROLES": "dev, reviewer,,dev",
+            "HOPTELL_PUSH": "poll",
+            "HOPTELL_HOME": "~/state",
+        }
+    )
+    assert found == PeerSettings(
+        relay="wss://relay.example",
+        token="secret",
+        name="bob",
+        roles=("dev", "reviewer"),
+        push="poll",
+        home=Path(environ["HOME"]) / "state",
+    )
+
+
+def test_every_variable_of_the_relay_arrives(environ: dict[str, str]) -> None:
+    found = load_relay_settings(
+        environ
+        | {
+            "HOPTELL_HOST": "::",
+            "HOPTELL_PORT": "0",
+            "HOPTELL_TOKEN": "secret",
+            "HOPTELL_MEMBERS": "/etc/members.json",
+            "HOPTELL_RATE": "5/0.5",
+            "HOPTELL_JOURNAL": "~/journal.db",
+            "HOPTELL_TLS_CERT": "/etc/cert.pem",
+            "HOPTELL_TLS_KEY": "/etc/key.pem",
+        }
+    )
+    assert found == RelaySettings(
+        host="::",
+        port=0,
+        token="secret",
+        members=Path("/etc/members.json"),
+        rate=Rate(5, 0.5),
+        journal=Path(environ["HOME"]) / "journal.db",
+        tls_cert=Path("/etc/cert.pem"),
+        tls_key=Path("/etc/key.pem"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "relay"),
+    [
+        ("", "", "ws://127.0.0.1:7777"),
+        ("", "8000", "ws://127.0.0.1:8000"),
+        ("0.0.0.0", "", "ws://127.0.0.1:7777"),
+        ("::", "", "ws://[::1]:7777"),
+        ("::1", "8000", "ws://[::1]:8000"),
+        ("192.168.1.2", "8000", "ws://192.168.1.2:8000"),
+        ("localhost", "0", "ws://localhost:7777"),
+    ],
+)
+def test_without_a_url_the_relay_is_the_one_that_this_machine_would_run(
+    environ: dict[str, str], host: str, port: str, relay: str
+) -> None:
+    found = load_peer_settings(environ | {"HOPTELL_HOST": host, "HOPTELL_PORT": port})
+    assert found.relay == relay
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ws://h:7777", "wss://h", "ws://[::1]:7777", "wss://h/some/path", "ws://h:7777/?a=b"],
+)
+def test_a_websocket_url_is_taken_as_it_is(environ: dict[str, str], url: str) -> None:
+    assert load_peer_settings(environ | {"HOPTELL_RELAY": url}).relay == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "h:7777",
+        "h",
+        "http://h:7777",
+        "https://h",
+        "ws:h",
+        "ws://",
+        "ws://:7777",
+        "ws://h:0",
+        "ws://h:99999",
+        "ws://h:port",
+        "ws://[::1",
+        "ws://user:s3cret@[::1",
+        "ws://user:s3cret@h:x",
+        "ws://user:s3cret@h:7777",
+        "ws://s3cret@h:7777",
+        "ws://user:s3cret@h\N{DOUBLE QUESTION MARK}",
+        "ws://a b:7777",
+        "ws://h:7777/#s3cret",
+        "ws://h:7777/\x1b[2J",
+    ],
+)
+def test_any_other_relay_is_refused_without_quoting_it(environ: dict[str, str], url: str) -> None:
+    sentence = refused(load_peer_settings, environ | {"HOPTELL_RELAY": url})
+    assert sentence.startswith("HOPTELL_RELAY: ") and sentence.isprintable()
+    assert "ws://host:port or wss://host" in sentence or "HOPTELL_TOKEN" in sentence
+    assert "s3cret" not in sentence
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "7777.0", "http", "٧", "1 2", "9" * 5000])
+def test_a_port_is_a_number_up_to_65535(environ: dict[str, str], port: str) -> None:
+    for load in (load_relay_settings, load_peer_settings):
+        sentence = refused(load, environ | {"HOPTELL_PORT": port})
+        assert sentence == "HOPTELL_PORT: a port is a whole number from 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("0", Rate(0)), ("30/10", Rate(30, 10)), ("1/0.1", Rate(1, 0.1))]
+)
+def test_a_rate_is_sends_per_seconds_or_0_for_none(
+    environ: dict[str, str], text: str, rate: Rate
+) -> None:
+    assert load_relay_settings(environ | {"HOPTELL_RATE": text}).rate == rate
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["30", "30/", "/10", "30/0", "0/10", "-1/10", "30/-1", "1.5/10", "a/b", "30/10/5", "30/nan"]
+    + ["30/inf", "30/99999"],
+)
+def test_any_other_rate_is_refused(environ: dict[str, str], text: str) -> None:
+    sentence = refused(load_relay_settings, environ | {"HOPTELL_RATE": text})
+    assert sentence == (
+        "HOPTELL_RATE: a rate is sends/seconds, for example 30/10, or 0 for no limit"
+    )
+
+
+@pytest.mark.parametrize("name", ["-x", "a b", "ä", "a" * 65, "../x", "@all"])
+def test_a_wrong_name_is_refused_with_the_rule(environ: dict[str, str], name: str) -> None:
+    sentence = refused(load_peer_settings, environ | {"HOPTELL_NAME": name})
+    assert sentence.startswith("HOPTELL_NAME: a peer name is 1 to 64 letters, digits,")
+
+
+@pytest.mark.parametrize("roles", ["a b", "all", "dev;ops", ",".join(f"r{n}" for n in range(17))])
+def test_wrong_roles_are_refused_with_the_rule(environ: dict[str, str], roles: str) -> None:
+    sentence = refused(load_peer_settings, environ | {"HOPTELL_ROLES": roles})
+    assert sentence.startswith("HOPTELL_ROLES: it is a list of up to 16 roles with commas")
+
+
+@pytest.mark.parametrize("mode", settings.WAKE_MODES)
+def test_every_wake_mode_may_be_asked_for(environ: dict[str, str], mode: str) -> None:
+    assert load_peer_settings(environ | {"HOPTELL_PUSH": mode}).push == mode
+
+
+def test_another_wake_mode_is_refused_with_those_there_are(environ: dict[str, str]) -> None:
+    sentence = refused(load_peer_settings, environ | {"HOPTELL_PUSH": "email"})
+    assert sentence == ("HOPTELL_PUSH: it is one of hook, channel, codex, tmux, listener, poll")
+
+
+def test_a_relative_state_folder_is_refused_because_each_process_would_have_its_own(
+    environ: dict[str, str],
+) -> None:
+    sentence = refused(load_peer_settings, environ | {"HOPTELL_HOME": "state"})
+    assert sentence == "HOPTELL_HOME must be a whole path, starting with / or ~"
+
+
+def test_a_path_with_a_nul_character_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.env", "HOPTELL_MEMBERS=/a\0b")
+    sentence = refused(load_relay_settings, environ | {"HOPTELL_ENV": str(file)})
+    assert sentence == f"HOPTELL_MEMBERS in {file}: a path cannot contain a NUL character"
+
+
+@pytest.mark.parametrize("given", ["HOPTELL_TLS_CERT", "HOPTELL_TLS_KEY"])
+def test_a_certificate_and_its_key_go_together(environ: dict[str, str], given: str) -> None:
+    sentence = refused(load_relay_settings, environ | {given: "/etc/x.pem"})
+    assert sentence == "HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together: set both"
+
+
+def test_a_wrong_value_of_the_file_is_blamed_on_the_file_and_not_quoted(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    for variable in ("HOPTELL_RELAY", "HOPTELL_NAME", "HOPTELL_ROLES", "HOPTELL_PUSH"):
+        file = write(tmp_path / "mine.env", f"{variable}=-{SECRET}")
+        sentence = refused(load_peer_settings, environ | {"HOPTELL_ENV": str(file)})
+        assert sentence.startswith(f"{variable} in {file}: ") and SECRET not in sentence
+    for variable in ("HOPTELL_PORT", "HOPTELL_RATE"):
+        file = write(tmp_path / "mine.env", f"{variable}={SECRET}")
+        sentence = refused(load_relay_settings, environ | {"HOPTELL_ENV": str(file)})
+        assert sentence.startswith(f"{variable} in {file}: ") and SECRET not in sentence
+
+
+# A user id without a home folder, as in some containers -------------------------------------
+
+
+@pytest.fixture
+def homeless(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    return {}
+
+
+def test_without_a_home_folder_a_relay_runs_from_the_environment(homeless: dict[str, str]) -> None:
+    assert settings_file_candidates(homeless) == []
+    assert load_relay_settings(homeless | {"HOPTELL_TOKEN": "x"}).token == "x"
+
+
+def test_without_a_home_folder_a_peer_is_asked_for_one(
+    homeless: dict[str, str], tmp_path: Path
+) -> None:
+    sentence = refused(load_peer_settings, homeless)
+    assert sentence == "there is no home folder: set HOME or HOPTELL_HOME"
+    assert load_peer_settings(homeless | {"HOPTELL_HOME": str(tmp_path)}).home == tmp_path
+
+
+def test_without_a_home_folder_no_token_is_made(homeless: dict[str, str]) -> None:
+    assert refused(create_token, homeless).startswith("there is no home folder to keep a token in")
+
+
+# Making a token ---------------------------------------------------------------------------
+
+
+def mode_of(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_a_new_token_is_kept_in_a_private_file_of_the_home_folder(environ: dict[str, str]) -> None:
+    token, file = create_token(environ)
+    assert file == Path(environ["HOME"]) / ".config/hoptell/.env"
+    assert len(token) >= 32
+    assert (mode_of(file), mode_of(file.parent)) == (0o600, 0o700)
+    assert load_relay_settings(environ).token == token == load_peer_settings(environ).token
+
+
+def test_two_new_tokens_differ(environ: dict[str, str], tmp_path: Path) -> None:
+    first, _ = create_token(environ)
+    second, _ = create_token({"HOME": str(tmp_path / "other")})
+    assert first != second
+
+
+@pytest.mark.parametrize("before", ["# mine\nHOPTELL_NAME=bob\n", "HOPTELL_NAME=bob", "\ufeff"])
+def test_an_existing_file_keeps_its_lines_and_becomes_private(
+    environ: dict[str, str], before: str
+) -> None:
+    file = write(Path(environ["HOME"]) / ".config/hoptell/.env", before)
+    file.chmod(0o644)
+    token, where = create_token(environ, HOPTELL_RELAY="ws://h:1")
+    assert where == file and mode_of(file) == 0o600
+    assert file.read_text(encoding="utf-8").startswith(before)
+    found = load_peer_settings(environ)
+    assert (found.token, found.relay) == (token, "ws://h:1")
+    assert found.name == ("bob" if "bob" in before else None)
+
+
+def test_an_empty_token_in_the_file_is_replaced(environ: dict[str, str]) -> None:
+    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=\n")
+    token, _ = create_token(environ)
+    assert load_relay_settings(environ).token == token
+
+
+def test_a_token_goes_to_the_explicit_file(environ: dict[str, str], tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.env", "")
+    _, where = create_token(environ | {"HOPTELL_ENV": str(file)})
+    assert where == file
+
+
+def test_a_token_that_another_process_made_meanwhile_is_taken(environ: dict[str, str]) -> None:
+    token, file = create_token(environ)
+    text = file.read_text(encoding="utf-8")
+    assert create_token(environ) == (token, file)
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_processes_that_start_together_agree_on_one_token(environ: dict[str, str]) -> None:
+    program = "import hoptell.settings; print(hoptell.settings.create_token()[0])"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    tokens = {process.communicate(timeout=30)[0] for process in processes}
+    assert len(tokens) == 1 and tokens != {b""}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(environ: dict[str, str]) -> None:
+    write(Path(environ["HOME"]) / ".config", "a file where a folder should be")
+    assert re.match(r"cannot write .*\.env: ", refused(create_token, environ))
+
+
+def test_what_is_no_file_keeps_its_mode(environ: dict[str, str]) -> None:
+    file = Path(environ["HOME"]) / ".config/hoptell/.env"
+    file.parent.mkdir(parents=True)
+    file.symlink_to(os.devnull)
+    before = os.stat(os.devnull).st_mode
+    assert "is not a regular file" in refused(create_token, environ)
+    assert os.stat(os.devnull).st_mode == before
+
+
+# Secrets, names, and what is written about them -------------------------------------------
+
+
+def test_settings_can_be_printed_without_their_secrets(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "mine.env", f"HOPTELL_TOKEN={SECRET}")
+    environ = environ | {"HOPTELL_ENV": str(file)}
+    for shown in (load_relay_settings(environ), load_peer_settings(environ), Values.load(environ)):
+        assert SECRET not in repr(shown)
+        assert SECRET not in f"{shown} {[shown]}"
+
+
+def test_settings_cannot_be_changed(environ: dict[str, str]) -> None:
+    with pytest.raises(AttributeError):
+        load_relay_settings(environ).port = 1  # type: ignore[misc]
+
+
+def test_a_name_by_default_is_the_machine_and_the_process() -> None:
+    assert is_name(default_name())
+    assert default_name() == f"{machine_name()}-{os.getpid()}"
+
+
+@pytest.mark.parametrize(
+    ("node", "release", "name"),
+    [
+        ("box", "6.1.0", "box"),
+        ("box.example.org", "6.1.0", "box"),
+        ("My PC_ä!", "6.1.0", "My-PC"),
+        ("", "6.1.0", "host"),
+        ("---", "6.1.0", "host"),
+        ("x" * 300, "6.1.0", "x" * 40),
+        ("box", "5.15.0-microsoft-standard-WSL2", "box-wsl"),
+    ],
+)
+def test_any_machine_name_becomes_a_valid_one(
+    monkeypatch: pytest.MonkeyPatch, node: str, release: str, name: str
+) -> None:
+    monkeypatch.setattr(settings.platform, "node", lambda: node)
+    monkeypatch.setattr(settings.platform, "release", lambda: release)
+    assert machine_name() == name
+    assert is_name(default_name())
+
+
+def documented_variables() -> set[str]:
+    """The variable that the line under each field names, and the one of `$HOPTELL_ENV`."""
+    source = Path(settings.__file__).read_text(encoding="utf-8")
+    return set(re.findall(r'^    """(HOPTELL_[A-Z_]+): ', source, re.MULTILINE))
+
+
+def test_every_field_names_its_variable() -> None:
+    shared = {field.name for field in fields(RelaySettings)} & {
+        field.name for field in fields(PeerSettings)
+    }
+    assert shared == {"token"}
+    expected = {
+        f"HOPTELL_{field.name.upper()}"
+        for role in (RelaySettings, PeerSettings)
+        for field in fields(role)
+    }
+    assert documented_variables() == expected
+
+
+def test_the_example_file_has_every_variable_once_and_sets_none() -> None:
+    example = ROOT / ".env.example"
+    assert set(read_settings_file(example)) == documented_variables()
+    assert set(read_settings_file(example).values()) == {""}
+    names = re.findall(r"^(HOPTELL_[A-Z_]+)=", example.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
+def test_the_example_file_can_be_used_as_it_is(environ: dict[str, str]) -> None:
+    environ["HOPTELL_ENV"] = str(ROOT / ".env.example")
+    assert find_settings_file(environ) == ROOT / ".env.example"
+    assert load_relay_settings(environ) == RelaySettings()
+    assert load_peer_settings(environ).relay == "ws://127.0.0.1:7777"
