@@ -1,0 +1,163 @@
+"""Why there is no connection to the relay: one sentence for each way in which it can fail.
+
+Each says what to do. `lasting` in the error tells what does not pass while one waits: a
+certificate, a wrong address. Nothing here does I/O; the client asks, and the command line and
+the sidecar show what it says.
+"""
+
+import errno
+import socket
+import ssl
+from urllib.parse import urlsplit
+
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidMessage,
+    InvalidProxy,
+    InvalidStatus,
+    InvalidURI,
+    ProxyError,
+)
+
+from hoptell import frames
+from hoptell.errors import (
+    ConfigurationError,
+    HoptellError,
+    LoginRefused,
+    RelayUnreachable,
+    Replaced,
+)
+
+_LOGIN_HINTS = {
+    frames.CLOSE_BAD_HELLO: "use the same version of hoptell here and on the relay",
+    frames.CLOSE_NAME_REFUSED: "use another HOPTELL_NAME, or other HOPTELL_ROLES",
+    frames.CLOSE_BAD_TOKEN: "set HOPTELL_TOKEN to the relay's token, or to your own as a member",
+    frames.CLOSE_BAD_VERSION: "use the same version of hoptell here and on the relay",
+}
+
+
+def failure(error: Exception, address: str, waited: float) -> HoptellError:
+    """The sentence for an attempt to connect that failed."""
+    sentence, lasting = _explanation(error, address, waited)
+    if isinstance(error, InvalidURI):
+        return ConfigurationError(sentence)
+    return RelayUnreachable(sentence, lasting=lasting)
+
+
+def close(closed: ConnectionClosed, address: str, name: str) -> HoptellError:
+    """What it means for the peer `name` that its connection ended in this way."""
+    if closed.rcvd is None:
+        return RelayUnreachable(f"the connection to {address} was lost")
+    code, reason = closed.rcvd.code, printable(closed.rcvd.reason)
+    if code in frames.CLOSES_FOR_GOOD:
+        said = reason or _LOGIN_HINTS[code]
+        return LoginRefused(f"{address} does not let {name} in: {said}", code=code)
+    if code == frames.CLOSE_REPLACED:
+        return Replaced(
+            f"another session went online as {name}: stop it, or give one of the two another"
+            " HOPTELL_NAME (this one comes back when the name is free)"
+        )
+    return RelayUnreachable(f"{address} closed the connection ({code} {reason}".rstrip() + ")")
+
+
+def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bool]:
+    host = urlsplit(address).hostname or ""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return _certificate_explanation(error, host), True
+        case ssl.SSLError():
+            return (
+                f"{address} does not speak TLS as wss:// needs: use ws://, or give the relay"
+                " HOPTELL_TLS_CERT and HOPTELL_TLS_KEY"
+            ), True
+        case socket.gaierror() | UnicodeError():
+            again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            return (
+                f"the host name {host} cannot be found: check HOPTELL_RELAY and the network",
+                not again,
+            )
+        case TimeoutError():
+            return (
+                f"{address} did not answer within {waited:g} s: check HOPTELL_RELAY, the"
+                " network and its firewalls"
+            ), False
+        case OSError() if _is_refusal(error):
+            return (
+                f"no relay answers at {address}: start one with `hoptell relay`, or set"
+                " HOPTELL_RELAY"
+            ), False
+        case OSError():
+            return (
+                f"there is no way to {address} ({error.strerror or error}): check HOPTELL_RELAY"
+                " and the network"
+            ), False
+        case InvalidURI():
+            return f"HOPTELL_RELAY is {address}, which is not ws://host:port or wss://host", True
+        case InvalidStatus():
+            return _status_explanation(error.response.status_code, address)
+        case InvalidProxy() | ProxyError() | ImportError():
+            return (
+                f"the proxy that this machine's settings name does not lead to {address}"
+                f" ({type(error).__name__}): correct HTTPS_PROXY, or add {host} to NO_PROXY"
+            ), False
+        case InvalidMessage() if isinstance(error.__cause__, EOFError):
+            return f"{address} closed the connection before answering: is it up?", False
+        case _:
+            other = "wss" if address.startswith("ws:") else "ws"
+            return (
+                f"what answers at {address} is not a hoptell relay: check HOPTELL_RELAY (or does"
+                f" it need {other}://?)"
+            ), True
+
+
+def _certificate_explanation(error: ssl.SSLCertVerificationError, host: str) -> str:
+    match error.verify_code:
+        case 10:
+            return f"the certificate of {host} has expired: renew it on the relay"
+        case 9:
+            return f"the certificate of {host} is not valid yet: check the clocks on both sides"
+        case 18 | 19 | 20 | 21:
+            return (
+                f"this machine does not know who signed the certificate of {host}: set"
+                " SSL_CERT_FILE to its signer's certificate (or to its own if it signed itself)"
+            )
+        case 62 | 64:
+            return (
+                f"the certificate is not for {host}: put the name that it is for in HOPTELL_RELAY"
+            )
+        case _:
+            return f"the certificate of {host} is not accepted: {error.verify_message}"
+
+
+def _status_explanation(status: int, address: str) -> tuple[str, bool]:
+    if status in (500, 502, 503, 504):
+        return (
+            f"a proxy answers at {address} with HTTP {status}, but the relay behind it does not:"
+            " start the relay, or correct the proxy"
+        ), False
+    if status in (301, 302, 303, 307, 308):
+        return (
+            f"{address} redirects to another address (HTTP {status}): set HOPTELL_RELAY to the"
+            " final one"
+        ), True
+    return (
+        f"what answers at {address} is not a hoptell relay (HTTP {status}): check HOPTELL_RELAY,"
+        " and that a proxy in between lets WebSocket through"
+    ), True
+
+
+def _is_refusal(error: OSError) -> bool:
+    # With several addresses of one host asyncio puts all their errors into one sentence.
+    refused = errno.ECONNREFUSED
+    return error.errno == refused or f"[Errno {refused}]" in str(error)
+
+
+def shown_address(url: str) -> str:
+    """The relay's URL as it may be shown: a query could hold a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def printable(text: str) -> str:
+    """What the relay says, in one line that a terminal shows as it is."""
+    return "".join(c if c.isprintable() else " " for c in text[:500]).strip()
