@@ -436,6 +436,8 @@ class Relay:
         """Close every connection whose credential is not valid any more."""
         revoked = [c for c in self._connections if c.credential not in valid]
         for connection in revoked:
+            connection.state = "closed"  # all first: nothing that one's end causes goes to another
+        for connection in revoked:
             self._log("revoked", name=connection.name, mode=connection.mode)
             self._close(
                 connection,
@@ -732,7 +734,7 @@ class Relay:
             delivery = queue.popleft()
             self._dequeued(delivery)
             if _is_expired(delivery, wall):
-                self._log_expired(delivery)
+                self._expired(delivery)
             else:
                 self._deliver(peer, delivery)
 
@@ -804,7 +806,7 @@ class Relay:
         peer.queue = deque(delivery for delivery in peer.queue if not _is_expired(delivery, wall))
         for delivery in expired:
             self._dequeued(delivery)
-            self._log_expired(delivery)
+            self._expired(delivery)
         if not peer.queue and peer.connection is None:
             self._rest(peer, now)
 
@@ -859,7 +861,10 @@ class Relay:
     def _log(self, event: str, **fields: Any) -> None:
         self.effects.append(Log(event, fields))
 
-    def _log_expired(self, delivery: Delivery) -> None:
+    def _expired(self, delivery: Delivery) -> None:
+        """A delivery was dropped at its deadline; whoever still waits to hear of it hears now."""
+        if delivery.receipt is not None:
+            self._settle(delivery.receipt, "unconfirmed")
         self._log("expired", to=delivery.peer.name, reference=delivery.message.reference)
 
     def _new_delivery_id(self) -> str:

@@ -723,6 +723,15 @@ def test_a_revoked_credential_loses_its_connections_at_once_with_4003():
     assert acks(driver.send(bob, "alice")) == ["queued"]
 
 
+def test_nothing_is_sent_to_a_revoked_connection_when_another_revoked_one_ends():
+    driver = Driver()
+    driver.login("bob", BOB)
+    alice = driver.login("alice", ALICE)
+    driver.send(alice, "bob")
+    driver.relay.reload(set(), now=driver.now)
+    assert all(isinstance(effect, Close) for effect in driver.take())
+
+
 def test_a_changed_token_is_another_credential():
     driver = Driver()
     alice = driver.login("alice", ALICE)
