@@ -28,9 +28,8 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from math import ceil, inf
-from typing import Any, Literal, TypeVar
+from math import inf
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -44,32 +43,28 @@ from hoptell.names import (
     owns,
     roles_problem,
 )
+from hoptell.relay.model import (
+    Accepted,
+    Acknowledge,
+    Close,
+    Confirmed,
+    Connection,
+    Credential,
+    Deliver,
+    Delivery,
+    Effect,
+    Expired,
+    Forgotten,
+    Known,
+    Limits,
+    Log,
+    Message,
+    Peer,
+    Receipt,
+    Write,
+)
+from hoptell.relay.rate import RateLimiter
 from hoptell.settings import Rate
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Every bound and span of SPEC.md section 3, once. Spans are in seconds."""
-
-    in_flight: int = 50
-    """Deliveries sent to one connection and not yet confirmed."""
-    queued_per_peer: int = 50
-    queued: int = 2_000
-    """Queued deliveries in the whole relay."""
-    queued_bytes: int = 64 * 1024 * 1024
-    """UTF-8 bytes of queued text in the whole relay."""
-    ack_wait: float = 5.0
-    """After this without a confirmation the sender hears `unconfirmed`."""
-    hello_wait: float = 5.0
-    key_lifetime: float = 600.0
-    """How long a repeated idempotency key is recognized."""
-    keys: int = 200_000
-    """Idempotency keys remembered at once: past that the oldest goes early. At the default
-    rate it takes 111 peers that send without a pause to get there."""
-    known_names: int = 10_000
-    forget_after: float = 6 * 3600.0
-    """A peer that is offline with an empty queue is forgotten after this."""
-
 
 MAX_HOST_LENGTH = 255
 """A host is only displayed; the longest DNS name is this long, and the rest is cut off."""
@@ -83,203 +78,6 @@ _is_reference = re.compile(
 T = TypeVar("T")
 
 _is_wake_mode = re.compile(r"[a-z][a-z-]{0,31}", re.ASCII).fullmatch
-
-
-@dataclass(frozen=True)
-class Credential:
-    """A token that opens the relay, without the token.
-
-    `fingerprint` is the SHA-256 of the secret: a member with a new token is another credential.
-    """
-
-    member: str | None
-    """Whose it is; None for the shared token."""
-    fingerprint: str
-
-
-class Message(msgspec.Struct, eq=False):
-    """What a sender handed in; shared by all its deliveries."""
-
-    reference: str
-    sender: str
-    member: str | None
-    host: str
-    to: str
-    text: str
-    size: int
-    """UTF-8 bytes of `text`."""
-    ts: int
-    """Unix ms of its acceptance."""
-    reply_to: str | None
-    expires: int | None
-    """Unix ms."""
-    no_reply: bool
-
-
-class Receipt(msgspec.Struct, eq=False):
-    """The acknowledgement of one accepted send: owed while `state` is None, then remembered."""
-
-    reference: str
-    accepted_at: float
-    expires: int | None
-    state: frames.AckState | None
-    waiters: list[tuple["Connection", frames.FrameId]]
-    """Who is to hear it: the send's connection, and those that repeated it with its key."""
-    count: int | None = None
-    skipped: list[str] | None = None
-
-    def ack(self, id: frames.FrameId) -> frames.Ack:
-        """The frame for the request `id`; only once the state is known."""
-        assert self.state is not None
-        return frames.Ack(id, self.state, self.reference, self.expires, self.count, self.skipped)
-
-
-class Delivery(msgspec.Struct, eq=False):
-    """One copy of a message for one recipient."""
-
-    id: str
-    message: Message
-    peer: "Peer"
-    receipt: Receipt | None
-    """The acknowledgement that its confirmation settles; None for a copy of a fan-out."""
-    queued: bool = False
-
-    def frame(self) -> frames.Message:
-        """The wire frame of this delivery."""
-        message = self.message
-        return frames.Message(
-            id=self.id,
-            message_id=message.reference,
-            sender=message.sender,
-            host=message.host,
-            to=message.to,
-            text=message.text,
-            ts=message.ts,
-            reply_to=message.reply_to,
-            member=message.member,
-            expires=message.expires,
-            no_reply=message.no_reply,
-        )
-
-
-class Connection:
-    """One client's connection, from the TCP connection to its end.
-
-    `transport` is the shell's own object for it; the core never looks into it.
-    """
-
-    __slots__ = (
-        "transport",
-        "state",
-        "name",
-        "mode",
-        "host",
-        "credential",
-        "peer",
-        "in_flight",
-    )
-
-    def __init__(self, transport: Any) -> None:
-        self.transport = transport
-        self.state: Literal["connecting", "open", "closed"] = "connecting"
-        self.name = ""
-        self.mode: frames.Mode = "peer"
-        self.host = ""
-        self.credential: Credential | None = None
-        self.peer: Peer | None = None
-        """The peer that this connection is the online end of; None in send mode."""
-        self.in_flight: dict[str, Delivery] = {}
-        """Unconfirmed deliveries by id, in the order in which they were sent."""
-
-
-class Peer:
-    """A known name: online while it has a connection."""
-
-    __slots__ = ("name", "host", "roles", "wake", "connection", "queue")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.host = ""
-        self.roles: list[str] = []
-        self.wake: str | None = None
-        self.connection: Connection | None = None
-        self.queue: deque[Delivery] = deque()
-
-
-# Effects: what the shell is to do, in this order -------------------------------------------
-
-
-class Deliver(msgspec.Struct, frozen=True):
-    """Write the delivery's frame to the connection."""
-
-    connection: Connection
-    delivery: Delivery
-
-
-class Write(msgspec.Struct, frozen=True):
-    """Write a frame to the connection."""
-
-    connection: Connection
-    frame: frames.RelayFrame
-
-
-class Close(msgspec.Struct, frozen=True):
-    """Close the connection; nothing more is written to it or taken from it."""
-
-    connection: Connection
-    code: int
-    reason: str
-
-
-class Log(msgspec.Struct, frozen=True):
-    """Write one line. Never holds a token or a message's text."""
-
-    event: str
-    fields: dict[str, Any]
-
-
-Effect = Deliver | Write | Close | Log
-
-
-class RateLimiter:
-    """Sends per peer name in a sliding window, over all of the name's connections."""
-
-    def __init__(self, rate: Rate) -> None:
-        self._sends = rate.sends
-        self._seconds = rate.seconds
-        self._attempts: dict[str, deque[float]] = {}
-        self.due_at = inf
-        """When `forget_idle` has something to do."""
-
-    def take(self, name: str, now: float) -> None:
-        """Count one attempt to send.
-
-        Raises:
-            Refused: the name is over its rate. The attempt counts all the same.
-        """
-        if not self._sends:
-            return
-        attempts = self._attempts.get(name)
-        if attempts is None:
-            attempts = self._attempts[name] = deque(maxlen=self._sends)
-            self.due_at = min(self.due_at, now + self._seconds)
-        over = len(attempts) == self._sends and attempts[0] > now - self._seconds
-        attempts.append(now)
-        if over:
-            wait = ceil(attempts[0] + self._seconds - now)
-            raise Refused(
-                f"too many messages: {self._sends} in {self._seconds:g} s are allowed; try again in"
-                f" {wait} s, and put what belongs together into one message",
-                reason="rate",
-            )
-
-    def forget_idle(self, now: float) -> None:
-        """Drop the names without a recent attempt."""
-        if now < self.due_at:
-            return
-        since = now - self._seconds
-        self._attempts = {name: at for name, at in self._attempts.items() if at[-1] > since}
-        self.due_at = now + self._seconds if self._attempts else inf
 
 
 class Relay:
@@ -510,6 +308,7 @@ class Relay:
         connection.peer = peer
         for role in (EVERYONE, *peer.roles):
             self._roles.setdefault(role, {})[peer.name] = peer
+        self.effects.append(Known(peer))
         self._drain(peer, now)
 
     def _know(self, name: str) -> Peer:
@@ -541,8 +340,7 @@ class Relay:
             return
         unconfirmed = self._take_offline(peer, connection)
         for delivery in unconfirmed:
-            if delivery.receipt is not None:
-                self._settle(delivery.receipt, "queued")
+            self._settle(delivery.receipt, "queued")
         self._drop_expired(peer, now)
         if not peer.queue:
             self._rest(peer, now)
@@ -594,7 +392,7 @@ class Relay:
         if receipt.state is None:
             receipt.waiters.append((connection, id))
         else:
-            self.effects.append(Write(connection, receipt.ack(id)))
+            self.effects.append(Acknowledge(connection, receipt, id))
 
     def _send_to(self, connection: Connection, frame: frames.Send, now: float) -> Receipt:
         to = frame.to
@@ -611,7 +409,7 @@ class Relay:
             raise Refused(problem, reason="full")
         receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
         delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
-        self.effects.append(_accepted(message, 1))
+        self.effects.append(Accepted(message, [delivery], receipt, frame.key))
         if direct:
             self._awaiting[receipt] = None
             self._due(now + self.limits.ack_wait)
@@ -627,24 +425,24 @@ class Relay:
         if not peers:
             raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
         message = self._message(connection, frame, now)
+        receipt = Receipt(message.reference, now, message.expires, "fanout", [])
+        deliveries: list[Delivery] = []
         skipped: list[str] = []
-        log_at = len(self.effects)
+        self.effects.append(Accepted(message, deliveries, receipt, frame.key))
         for peer in peers:
             direct = self._can_take(peer)
             if not direct and self._queue_problem(peer, message.size):
                 skipped.append(peer.name)
                 continue
-            delivery = Delivery(self._new_delivery_id(), message, peer, None)
+            delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
+            deliveries.append(delivery)
             if direct:
                 self._deliver(peer, delivery)
             else:
                 self._enqueue(delivery)
-        count = len(peers) - len(skipped)
-        receipt = Receipt(
-            message.reference, now, message.expires, "fanout", [], count, sorted(skipped)
-        )
-        self.effects.insert(log_at, _accepted(message, count))
-        self.effects.append(Write(connection, receipt.ack(frame.id)))
+        receipt.count = len(deliveries)
+        receipt.skipped = sorted(skipped)
+        self.effects.append(Acknowledge(connection, receipt, frame.id))
         return receipt
 
     def _message(self, connection: Connection, frame: frames.Send, now: float) -> Message:
@@ -742,10 +540,8 @@ class Relay:
         delivery = connection.in_flight.pop(frame.id, None)
         if delivery is None:
             return  # confirmed already, or in flight on a connection that is gone
-        receipt = delivery.receipt
-        if receipt is not None and receipt.state is None:
-            self._settle(receipt, "delivered")
-        self._log("confirmed", to=connection.name, reference=delivery.message.reference)
+        self.effects.append(Confirmed(delivery))
+        self._settle(delivery.receipt, "delivered")
         if delivery.peer.queue:
             self._drain(delivery.peer, now)
 
@@ -757,7 +553,7 @@ class Relay:
         self._awaiting.pop(receipt, None)
         for connection, id in receipt.waiters:
             if connection.state == "open":
-                self.effects.append(Write(connection, receipt.ack(id)))
+                self.effects.append(Acknowledge(connection, receipt, id))
         receipt.waiters = []
 
     # What is due ---------------------------------------------------------------------------
@@ -837,7 +633,7 @@ class Relay:
     def _forget(self, peer: Peer) -> None:
         del self._idle[peer]
         del self._peers[peer.name]
-        self._log("forgotten", name=peer.name)
+        self.effects.append(Forgotten(peer.name))
 
     # Words ---------------------------------------------------------------------------------
 
@@ -863,9 +659,8 @@ class Relay:
 
     def _expired(self, delivery: Delivery) -> None:
         """A delivery was dropped at its deadline; whoever still waits to hear of it hears now."""
-        if delivery.receipt is not None:
-            self._settle(delivery.receipt, "unconfirmed")
-        self._log("expired", to=delivery.peer.name, reference=delivery.message.reference)
+        self._settle(delivery.receipt, "unconfirmed")
+        self.effects.append(Expired(delivery))
 
     def _new_delivery_id(self) -> str:
         self._last_id += 1
@@ -887,19 +682,6 @@ def _cut(text: str, size: int) -> str:
     if len(text.encode()) <= size:
         return text
     return text.encode()[: size - 3].decode(errors="ignore") + "…"
-
-
-def _accepted(message: Message, copies: int) -> Log:
-    return Log(
-        "accepted",
-        {
-            "sender": message.sender,
-            "to": message.to,
-            "size": message.size,
-            "copies": copies,
-            "reference": message.reference,
-        },
-    )
 
 
 def _is_expired(delivery: Delivery, wall: float) -> bool:

@@ -32,7 +32,7 @@ from typing import Any
 
 from hoptell.errors import ConfigurationError
 from hoptell.names import NAME_RULE, is_name, name_problem, owns
-from hoptell.relay.core import Credential
+from hoptell.relay.model import Credential
 from hoptell.settings import RelaySettings
 
 MIN_TOKEN_LENGTH = 16

@@ -17,7 +17,19 @@ from support.core import (
 
 from hoptell import frames
 from hoptell.errors import ProtocolError
-from hoptell.relay.core import Close, Credential, Deliver, Limits, Write
+from hoptell.relay.model import (
+    Accepted,
+    Close,
+    Confirmed,
+    Credential,
+    Deliver,
+    Expired,
+    Forgotten,
+    Known,
+    Limits,
+    Log,
+    Write,
+)
 from hoptell.settings import Rate
 
 HOURS = 3600.0
@@ -30,6 +42,11 @@ def fill(driver: Driver, sender, to: str, count: int, **fields) -> list:
     for number in range(count):
         effects = driver.send(sender, to, f"text {number}", **fields)
     return effects
+
+
+def expired(driver: Driver) -> list[str]:
+    """Whose deliveries were dropped at their deadline."""
+    return [record.delivery.peer.name for record in driver.records if isinstance(record, Expired)]
 
 
 # Login
@@ -560,7 +577,7 @@ def test_a_delivery_still_queued_at_its_deadline_is_dropped_and_logged():
     assert ack.expires == int((driver.now + EPOCH) * 1000) + 60_000
     driver.send(bob, "alice", "lasting")
     driver.wait(60.1)
-    assert [log.fields["to"] for log in driver.logs if log.event == "expired"] == ["alice"]
+    assert expired(driver) == ["alice"]
     alice = driver.hello("alice")
     assert texts(driver.take(), alice) == ["lasting"]
 
@@ -572,7 +589,7 @@ def test_a_delivery_in_flight_is_not_taken_back_at_its_deadline():
     driver.wait(10)
     assert message.id in alice.in_flight
     driver.close(alice)
-    assert [log.event for log in driver.logs].count("expired") == 1
+    assert expired(driver) == ["alice"]
 
 
 def test_a_deadline_that_passed_while_the_clock_was_set_is_kept():
@@ -582,7 +599,7 @@ def test_a_deadline_that_passed_while_the_clock_was_set_is_kept():
     driver.send(bob, "alice", ttl=3600)
     driver.relay.epoch += 3601
     driver.wait(0.1)
-    assert [log.event for log in driver.logs].count("expired") == 1
+    assert expired(driver) == ["alice"]
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 604_801])
@@ -760,8 +777,36 @@ def test_no_log_line_holds_a_token_or_a_text():
     driver.send(bob, "@all", "very secret text")
     driver.hello("eve", credential=None)
     driver.take()
-    assert driver.logs
-    assert "secret" not in repr(driver.logs) and "a token" not in repr(driver.logs)
+    logs = repr([record for record in driver.records if isinstance(record, Log)])
+    assert "login refused" in logs
+    assert "secret" not in logs and "a token" not in logs
+
+
+def test_what_a_journal_must_keep_comes_before_anybody_hears_of_it():
+    driver = Driver()
+    driver.login("alice")
+    bob = driver.login("bob")
+    driver.relay.receive(bob, frames.Send(1, "@all", "hi", key="k"), now=driver.now)
+    accepted, deliver, _ack = driver.relay.take_effects()
+    assert isinstance(accepted, Accepted) and isinstance(deliver, Deliver)
+    assert accepted.deliveries == [deliver.delivery] and accepted.key == "k"
+    assert accepted.receipt is deliver.delivery.receipt and not accepted.receipt.durable
+
+
+def test_what_a_journal_may_forget_is_told_once():
+    driver = Driver()
+    alice, bob = driver.login("alice"), driver.login("bob")
+    [message] = delivered(driver.send(bob, "alice"))
+    driver.got(alice, message.id)
+    driver.got(alice, message.id)
+    driver.close(alice)
+    driver.wait(7 * HOURS)
+    known, _, accepted, confirmed, forgotten = (
+        record for record in driver.records if not isinstance(record, Log)
+    )
+    assert isinstance(known, Known) and known.peer.name == "alice"
+    assert isinstance(confirmed, Confirmed) and [confirmed.delivery] == accepted.deliveries
+    assert forgotten == Forgotten("alice")
 
 
 def test_closing_is_idempotent_and_a_closed_connection_is_deaf():

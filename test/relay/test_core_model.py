@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.core import BOB, EPOCH, SHARED, Driver
 
 from hoptell import frames
-from hoptell.relay.core import Close, Connection, Deliver, Effect, Write
+from hoptell.relay.model import Close, Connection, Deliver, Effect, Write
 from hoptell.settings import Rate
 
 NAMES = ("alice", "bob", "bob-2", "carol", "dave")

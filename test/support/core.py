@@ -3,15 +3,21 @@
 from typing import Any
 
 from hoptell import frames
-from hoptell.relay.core import (
+from hoptell.relay.core import Relay
+from hoptell.relay.model import (
+    Accepted,
+    Acknowledge,
     Close,
+    Confirmed,
     Connection,
     Credential,
     Deliver,
     Effect,
+    Expired,
+    Forgotten,
+    Known,
     Limits,
     Log,
-    Relay,
     Write,
 )
 from hoptell.settings import Rate
@@ -20,17 +26,18 @@ SHARED = Credential(None, "f" * 64)
 ALICE = Credential("alice", "a" * 64)
 BOB = Credential("bob", "b" * 64)
 SEED = "0123456789abcdef0123456789abcdef"
+RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten, Log)
 EPOCH = 1_700_000_000.0
 
 
 class Driver:
-    """A core and its clock; connections are named, and log lines kept apart from the rest."""
+    """A core and its clock; what is only recorded or logged is kept apart from the rest."""
 
     def __init__(self, *, rate: Rate | None = None, **limits: Any) -> None:
         self.relay = Relay(id_seed=SEED, rate=rate or Rate(0), limits=Limits(**limits))
         self.relay.epoch = EPOCH
         self.now = 100.0
-        self.logs: list[Log] = []
+        self.records: list[Effect] = []
 
     def open(self) -> Connection:
         connection = Connection(transport=None)
@@ -84,10 +91,16 @@ class Driver:
         return self.take()
 
     def take(self) -> list[Effect]:
-        """What the shell would perform next, without the log lines."""
+        """What the shell would send or close next; an acknowledgement as the frame that it is."""
         effects = self.relay.take_effects()
-        self.logs += [effect for effect in effects if isinstance(effect, Log)]
-        return [effect for effect in effects if not isinstance(effect, Log)]
+        self.records += [effect for effect in effects if isinstance(effect, RECORDS)]
+        return [
+            Write(effect.connection, effect.receipt.ack(effect.id))
+            if isinstance(effect, Acknowledge)
+            else effect
+            for effect in effects
+            if not isinstance(effect, RECORDS)
+        ]
 
 
 def delivered(effects: list[Effect], to: Connection | None = None) -> list[frames.Message]:
