@@ -65,11 +65,16 @@ def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bo
     match error:
         case ssl.SSLCertVerificationError():
             return _certificate_explanation(error, host), True
-        case ssl.SSLError():
+        case OSError() if _is_refusal(error):
+            return (
+                f"no relay answers at {address}: start one with `hoptell relay`, or set"
+                " HOPTELL_RELAY"
+            ), False
+        case ssl.SSLError() | ConnectionError() if address.startswith("wss:"):
             return (
                 f"{address} does not speak TLS as wss:// needs: use ws://, or give the relay"
                 " HOPTELL_TLS_CERT and HOPTELL_TLS_KEY"
-            ), True
+            ), isinstance(error, ssl.SSLError)
         case socket.gaierror() | UnicodeError():
             again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
             return (
@@ -81,15 +86,10 @@ def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bo
                 f"{address} did not answer within {waited:g} s: check HOPTELL_RELAY, the"
                 " network and its firewalls"
             ), False
-        case OSError() if _is_refusal(error):
-            return (
-                f"no relay answers at {address}: start one with `hoptell relay`, or set"
-                " HOPTELL_RELAY"
-            ), False
         case OSError():
             return (
-                f"there is no way to {address} ({error.strerror or error}): check HOPTELL_RELAY"
-                " and the network"
+                f"there is no way to {address} ({error.strerror or type(error).__name__}):"
+                " check HOPTELL_RELAY and the network"
             ), False
         case InvalidURI():
             return f"HOPTELL_RELAY is {address}, which is not ws://host:port or wss://host", True
@@ -101,12 +101,14 @@ def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bo
                 f" ({type(error).__name__}): correct HTTPS_PROXY, or add {host} to NO_PROXY"
             ), False
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
-            return f"{address} closed the connection before answering: is it up?", False
-        case _:
-            other = "wss" if address.startswith("ws:") else "ws"
             return (
-                f"what answers at {address} is not a hoptell relay: check HOPTELL_RELAY (or does"
-                f" it need {other}://?)"
+                f"{address} closed the connection before answering: check that the relay is up,"
+                " and whether it needs wss://"
+            ), False
+        case _:
+            return (
+                f"what answers at {address} is not a hoptell relay: check HOPTELL_RELAY, and"
+                " whether it needs wss://"
             ), True
 
 
