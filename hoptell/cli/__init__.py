@@ -18,7 +18,10 @@ and traceback, which may hold anything, only with HOPTELL_DEBUG=1 in the environ
 import errno
 import importlib
 import os
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -34,6 +37,8 @@ COMMANDS = {
     "wait": ("hoptell.cli.messages:wait_command", "Go online and print the next message."),
     "listen": ("hoptell.cli.listen:listen_command", "Wait on an inbox of this machine."),
     "mcp": ("hoptell.cli.mcp:mcp_command", "Run the MCP server beside one agent session."),
+    "hooks": ("hoptell.cli.hook:hooks_command", "Print hook settings that wake Claude Code."),
+    "hook": ("hoptell.cli.hook:hook_command", "Wait for messages; Claude Code runs this."),
     "members": ("hoptell.cli.members:members_group", "Give people and teams their own tokens."),
     "snapshot": ("hoptell.cli.snapshot:snapshot_command", "Frame a text file for a review."),
 }
@@ -73,17 +78,27 @@ class CommandLine(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _errors_in_words():  # --help and --version print while options are read
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _errors_in_words():
             return super().invoke(ctx)
-        except HoptellError as error:
-            raise Failure(str(error)) from error
-        except KeyboardInterrupt:
-            ctx.exit(130)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:
-            _unexpected(error)
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except HoptellError as error:
+        raise Failure(str(error)) from error
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        _unexpected(error)
 
 
 def _unexpected(error: Exception) -> NoReturn:
@@ -123,4 +138,28 @@ def command_line() -> None:
 
 def main() -> NoReturn:
     """Run the `hoptell` command with this process's arguments, and exit."""
-    command_line.main(prog_name="hoptell")
+    if sys.stdout is None:
+        # Closed, as by `>&-`: what cannot be printed is an error and not as good as printed,
+        # and no socket may get the number of standard output.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 1)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    try:
+        command_line.main(prog_name="hoptell")
+    except SystemExit as end:
+        problem = _flush_output()
+        if problem is None or end.code:
+            raise
+        if problem.errno != errno.EPIPE:
+            click.echo(f"hoptell: {problem.strerror}", err=True)
+        sys.exit(1)
+
+
+def _flush_output() -> OSError | None:
+    # Left to the interpreter's shutdown, a full disk or a closed pipe would print
+    # "Exception ignored in …" and exit with 120.
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
