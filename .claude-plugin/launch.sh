@@ -1,0 +1,50 @@
+#!/bin/sh
+# Starts hoptell for the Claude Code plugin, however it is installed: the command on PATH, else
+# uvx or pipx from the plugin's own folder, else a virtual environment in the plugin's data
+# folder, made once. `exec` wherever possible, so that no shell stays behind.
+#
+# An exit code 2 of `hoptell hook` wakes the session. So nothing else here may exit 2: uvx and
+# pipx do when they fail, and are asked to hand another code through.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+command=${1:-mcp}
+
+# What the user's environment says comes before what is configured in the plugin.
+HOPTELL_RELAY=${HOPTELL_RELAY:-${HOPTELL_PLUGIN_RELAY:-}}
+HOPTELL_TOKEN=${HOPTELL_TOKEN:-${HOPTELL_PLUGIN_TOKEN:-}}
+HOPTELL_NAME=${HOPTELL_NAME:-${HOPTELL_PLUGIN_NAME:-}}
+export HOPTELL_RELAY HOPTELL_TOKEN HOPTELL_NAME
+unset HOPTELL_PLUGIN_RELAY HOPTELL_PLUGIN_TOKEN HOPTELL_PLUGIN_NAME
+
+# Programs started from a desktop have a short PATH.
+PATH=$PATH:${HOME:-/nonexistent}/.local/bin:/opt/homebrew/bin:/usr/local/bin
+export PATH
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+through() {
+    [ "$command" = hook ] || exec "$@"
+    "$@" --exit-code 42
+    [ $? -eq 42 ] && exit 2
+    exit 1
+}
+
+have hoptell && exec hoptell "$@"
+have uvx && through uvx --quiet --from "$root" hoptell "$@"
+have pipx && through pipx run --spec "$root" hoptell "$@"
+
+if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
+    version=$(sed -n 's/.*"version": *"\([^"]*\)".*/\1/p' "$root/.claude-plugin/plugin.json")
+    venv=$CLAUDE_PLUGIN_DATA/venv-$version
+    if [ ! -f "$venv/complete" ]; then
+        for python in python3 python3.14 python3.13 python3.12 python3.11; do
+            "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+            "$python" "$root/.claude-plugin/make_venv.py" "$venv" "$root" </dev/null || exit 1
+            break
+        done
+    fi
+    [ -f "$venv/complete" ] && exec "$venv/bin/python" -m hoptell "$@"
+fi
+
+echo "hoptell: found neither hoptell, uv, pipx nor Python 3.11 or newer: install one of them, for example with 'pipx install hoptell'" >&2
+exit 1
