@@ -1,0 +1,88 @@
+"""`hoptell hook` and `hoptell hooks`: how Claude Code wakes up (SPEC.md, 6).
+
+Exit code 2 of `hoptell hook` wakes the session, so nothing but a notice may end in 2. Claude
+Code reads the notice from standard error.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hoptell.errors import HoptellError
+from hoptell.settings import Values
+
+WAKE = 2
+EVENTS = ("SessionStart", "UserPromptSubmit", "Stop", "StopFailure")
+"""Each starts the listener unless it runs. A turn that is interrupted or ends in an error
+never reaches Stop, so the listener is there from the prompt on."""
+TIMEOUT = 604_800
+"""Seconds that Claude Code lets a listener wait: a week. It takes them for milliseconds in 32
+bits, so three weeks would be none."""
+
+
+def settings(command: str, arguments: list[str]) -> dict[str, object]:
+    """What Claude Code needs in its settings to be woken by `command`."""
+    hook = {
+        "type": "command",
+        "command": command,
+        "args": arguments,
+        "timeout": TIMEOUT,
+        "asyncRewake": True,
+        "rewakeSummary": "hoptell: messages from other agents wait",
+        "rewakeMessage": "From hoptell, not from the user:",
+    }
+    return {"hooks": {event: [{"hooks": [hook]}] for event in EVENTS}}
+
+
+@click.command("hooks")
+def hooks_command() -> None:
+    """Print hook settings that let Claude Code wake up when messages arrive.
+
+    \b
+    Put them into ~/.claude/settings.json (or a project's .claude/settings.json),
+    next to what is there, and restart Claude Code. With hoptell's plugin there is
+    nothing to do: it brings them along.
+
+    \b
+    Example:
+      hoptell hooks > hooks.json; claude --settings hooks.json
+    """
+    python = os.path.abspath(sys.executable)
+    click.echo(json.dumps(settings(python, ["-m", "hoptell", "hook"]), indent=2))
+
+
+@click.command("hook", hidden=True)
+@click.option("--exit-code", default=WAKE, hidden=True, help="Exit with this when messages wait.")
+def hook_command(exit_code: int) -> None:
+    """Wait beside a Claude Code session and wake it when messages arrive.
+
+    Claude Code runs this (see `hoptell hooks`); by hand it is of no use.
+    """
+    from hoptell.sidecar import hook, registry
+
+    claude = registry.agent_process() if os.environ.get("CLAUDECODE") else None
+    if claude is None:
+        raise HoptellError("Claude Code runs this by itself: see 'hoptell hooks'")
+    notice = hook.listen(_home(), claude, take_over=_event() in hook.TAKES_OVER)
+    if notice is None:
+        return
+    # os._exit: no clean-up of Python's may turn the wake-up into something else.
+    os.write(2, f"{notice}\n".encode())
+    os._exit(exit_code)
+
+
+def _event() -> str:
+    """Which hook event this is; Claude Code writes it as JSON to standard input."""
+    try:
+        event = json.loads(sys.stdin.buffer.read() or b"{}").get("hook_event_name")
+    except (ValueError, AttributeError):
+        return ""
+    return event if isinstance(event, str) else ""
+
+
+def _home() -> Path:
+    configured = Values.load().get("HOPTELL_HOME")
+    return Path(configured).expanduser() if configured else Path.home() / ".hoptell"

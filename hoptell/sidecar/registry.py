@@ -1,0 +1,282 @@
+"""How `hoptell hook` and the sidecar of one Claude Code session find each other.
+
+Both are started by the same Claude Code process, at the same moment and in any order, and
+know nothing of each other; the session id is no help, since it changes on /clear and resume.
+What they share is the process they descend from, so that names the meeting place: files under
+`$HOPTELL_HOME/run/` (0700), each 0600.
+
+    sidecar.<claude>.<sidecar>    JSON: the socket on which this sidecar awaits the listener
+    listener.<claude>             locked by the one listener of this session; says which it is
+    socket.<sidecar>.…            that socket, unless its path would be too long
+
+`<claude>` and `<sidecar>` are process identities (pid and start time, processes.py), so a
+leftover file names nobody that lives. Neither side polls: the sidecar writes its file, then
+signals the listener if there is one; the listener names itself, then looks for sidecars.
+Whoever comes second sees the first.
+
+Standard library only, and no asyncio: the hook starts at every turn of the session.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from hoptell import processes
+from hoptell.errors import InboxError
+from hoptell.processes import Process
+
+LAUNCHERS = ("sh", "bash", "dash", "zsh", "ash", "busybox", "fish", "env", "uv", "uvx", "pipx")
+"""What may stand between an agent and hoptell. An interpreter does too: `python3.12`."""
+MAX_SOCKET_PATH = 100
+"""Bytes that every system takes in a socket's path (104 to 108, with the final zero)."""
+TAKE_OVER_TIMEOUT = 2.0
+NEWS = signal.SIGUSR1
+"""Tells the listener that a sidecar has registered."""
+
+
+class Kin(NamedTuple):
+    """An ancestor of this process."""
+
+    process: Process
+    name: str
+    """The kernel's short name of it."""
+    program: str
+    """The path of its executable; empty where that cannot be seen."""
+
+
+def ancestors(pid: int | None = None) -> Iterator[Kin]:
+    """The parent, its parent and so on, as far as they can be seen; nearest first."""
+    pid = os.getpid() if pid is None else pid
+    while (pid := _parent(pid) or 0) > 1:
+        started = processes._started(pid)
+        if started is None:
+            return
+        yield Kin(processes.current()._replace(pid=pid, started=started), *_names(pid))
+
+
+def agent_process() -> Process | None:
+    """The nearest ancestor that is an agent, and not what an agent starts hoptell with."""
+    for kin in ancestors():
+        base = os.path.basename(kin.program or kin.name)
+        if kin.name.startswith("claude"):
+            return kin.process
+        if base not in LAUNCHERS and not base.startswith("python"):
+            return kin.process
+    return None
+
+
+class Registration(NamedTuple):
+    """A sidecar that awaits its listener."""
+
+    file: Path
+    sidecar: Process
+    socket: Path
+
+
+def register(home: Path, claude: Process, socket: Path) -> Registration:
+    """Say that this process is a sidecar of `claude`, listening on `socket`, and tell the hook.
+
+    Raises:
+        InboxError: the folder cannot be used.
+    """
+    me = processes.current()
+    file = run_folder(home) / f"sidecar.{claude}.{me}"
+    with _private(file, os.O_WRONLY | os.O_TRUNC) as stream:
+        json.dump({"socket": str(socket)}, stream)
+    listener = listener_of(home, claude)
+    if listener is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(listener.pid, NEWS)
+    return Registration(file, me, socket)
+
+
+def sidecars(home: Path, claude: Process) -> list[Registration]:
+    """The living sidecars of `claude`, the newest first; what dead ones left is removed."""
+    found = []
+    for file in run_folder(home).glob(f"sidecar.{claude}.*"):
+        sidecar = processes.parse(file.name.rpartition(".")[2])
+        if sidecar is None or processes.is_alive(sidecar) is False:
+            file.unlink(missing_ok=True)
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(Registration(file, sidecar, Path(json.loads(file.read_text())["socket"])))
+    return sorted(found, key=lambda one: one.sidecar.started, reverse=True)
+
+
+def new_socket_path(home: Path) -> Path:
+    """Where this sidecar can listen: under the state folder, unless that path is too long."""
+    path = run_folder(home) / f"socket.{processes.current()}.{secrets.token_hex(2)}"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    return Path(tempfile.mkdtemp(prefix="hoptell-")) / "s"
+
+
+def sweep(home: Path) -> None:
+    """Remove what processes that are gone have left in the folder."""
+    for file in run_folder(home).iterdir():
+        kind, _, rest = file.name.partition(".")
+        owners = [processes.parse(part) for part in rest.split(".")]
+        gone = any(owner is not None and processes.is_alive(owner) is False for owner in owners)
+        if kind in ("sidecar", "listener", "socket") and gone:
+            file.unlink(missing_ok=True)
+
+
+# The listener's lock ------------------------------------------------------------------------
+
+
+def lock_listener(home: Path, claude: Process, *, take_over: bool) -> IO[str] | None:
+    """Become the one listener of `claude`: hold the returned file open for as long.
+
+    Another one that is there stays, and the answer is None; with `take_over` it is ended.
+
+    Raises:
+        InboxError: the folder cannot be used.
+    """
+    stream = _private(run_folder(home) / f"listener.{claude}", os.O_RDWR)
+    end = time.monotonic() + (TAKE_OVER_TIMEOUT if take_over else 0)
+    asked: Process | None = None
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= end:
+                stream.close()
+                return None
+            asked = _ask_to_leave(home, claude, asked)
+            time.sleep(0.01)
+            continue
+        stream.seek(0)
+        stream.truncate()
+        stream.write(str(processes.current()))
+        stream.flush()
+        return stream
+
+
+def listener_of(home: Path, claude: Process) -> Process | None:
+    """The living listener of `claude`, if there is one."""
+    try:
+        text = (run_folder(home) / f"listener.{claude}").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    listener = processes.parse(text)
+    return listener if listener is not None and processes.is_alive(listener) else None
+
+
+def _ask_to_leave(home: Path, claude: Process, asked: Process | None) -> Process | None:
+    holder = listener_of(home, claude)
+    if holder is not None and holder != asked:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(holder.pid, signal.SIGTERM)
+    return holder or asked
+
+
+# Files and processes ------------------------------------------------------------------------
+
+
+def run_folder(home: Path) -> Path:
+    """The folder of all this, made if it is not there.
+
+    Raises:
+        InboxError: it cannot be made, is a link, or belongs to somebody else.
+    """
+    folder = home / "run"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise InboxError(f"{folder} is not a folder of your own: remove it")
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise InboxError(f"cannot use {folder}: {error.strerror}") from None
+    return folder
+
+
+def _private(file: Path, flags: int) -> IO[str]:
+    try:
+        handle = os.open(file, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InboxError(f"cannot open {file}: {error.strerror}") from None
+    return open(handle, "w" if flags & os.O_WRONLY else "r+", encoding="utf-8")
+
+
+if sys.platform == "linux":
+
+    def _parent(pid: int) -> int | None:
+        try:
+            return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def _names(pid: int) -> tuple[str, str]:
+        name = program = ""
+        with suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+        with suppress(OSError):
+            program = os.readlink(f"/proc/{pid}/exe")
+        return name, program
+
+    def arguments(pid: int) -> list[str]:
+        """The command line of a process; empty where it cannot be seen."""
+        try:
+            data = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return []
+        return [part.decode(errors="replace") for part in data.split(b"\0")]
+
+    def variable(pid: int, name: str) -> str | None:
+        """What a process found in its environment; None where it cannot be seen."""
+        try:
+            data = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return None
+        for part in data.split(b"\0"):
+            if part.startswith(f"{name}=".encode()):
+                return os.fsdecode(part.partition(b"=")[2])
+        return None
+
+else:
+
+    def _parent(pid: int) -> int | None:
+        import psutil
+
+        with suppress(psutil.Error):
+            return psutil.Process(pid).ppid()
+        return None
+
+    def _names(pid: int) -> tuple[str, str]:
+        import psutil
+
+        name = program = ""
+        with suppress(psutil.Error):
+            name = psutil.Process(pid).name()
+        with suppress(psutil.Error):
+            program = psutil.Process(pid).exe()
+        return name, program
+
+    def arguments(pid: int) -> list[str]:
+        """The command line of a process; empty where it cannot be seen."""
+        import psutil
+
+        with suppress(psutil.Error):
+            return psutil.Process(pid).cmdline()
+        return []
+
+    def variable(pid: int, name: str) -> str | None:
+        """What a process found in its environment; None where it cannot be seen."""
+        import psutil
+
+        with suppress(psutil.Error):
+            return psutil.Process(pid).environ().get(name)
+        return None
