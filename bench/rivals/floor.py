@@ -67,9 +67,7 @@ class Peer(asyncio.Protocol):
         global count
         if frame.startswith(b'{"type":"got"'):
             sender, request = waiting.pop(frame[frame.find(b'"id":"') + 6 : -2])
-            sender.write(
-                b'{"type":"ack","id":%b,"state":"delivered","message_id":"0"}' % request
-            )
+            sender.write(b'{"type":"ack","id":%b,"state":"delivered","message_id":"0"}' % request)
         elif frame.startswith(b'{"type":"send"'):
             to = frame.find(b',"to":"')
             text = frame.find(b'","text":')

@@ -7,8 +7,8 @@
 // JSON.stringify per delivery, Maps and arrays, no framework.
 //
 //   node relay.mjs PORT            `ws.send` per frame, as people write it
-//   node relay.mjs PORT --joined   frames of one tick leave in one write per socket, and so
-//                                  do the log lines
+//   node relay.mjs PORT --joined   tuned: frames of one tick leave in one write per socket,
+//                                  its log lines in one write, and the backlog is larger
 //
 // Settings as hoptell's: HOPTELL_TOKEN, HOPTELL_MEMBERS, HOPTELL_RATE ("30/10", "0"). Logs go
 // to standard error.
@@ -503,4 +503,8 @@ for (const signal of ["SIGTERM", "SIGINT"]) {
   });
 }
 
-http.listen(PORT, "127.0.0.1", () => log(`info listening on 127.0.0.1:${PORT}`));
+// The plain form keeps Node's default backlog of 511: in a larger storm the rest of the
+// connections waits a second for TCP to try again.
+http.listen({ port: PORT, host: "127.0.0.1", backlog: JOINED ? 2048 : 511 }, () =>
+  log(`info listening on 127.0.0.1:${PORT}`),
+);
