@@ -395,7 +395,7 @@ def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
 
 def _local_relay(values: Values) -> str:
     host = values.get("HOPTELL_HOST") or DEFAULT_HOST
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
