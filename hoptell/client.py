@@ -190,6 +190,12 @@ class RelayClient:
         except TimeoutError:
             raise self._why(timeout) from None
 
+    async def wait_disconnected(self) -> str:
+        """Return, as `problem` does, why it is not connected, as soon as that is known."""
+        while self._end is None and (self.connected or self._problem is None):
+            await self._changed.wait()
+        return str(self._end or self._problem)
+
     async def send(
         self,
         to: str,

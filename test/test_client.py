@@ -56,14 +56,6 @@ def in_background(work: Awaitable[Any]) -> "asyncio.Future[Any]":
     return asyncio.ensure_future(work)
 
 
-async def disconnected(client: RelayClient) -> str:
-    """Wait until the client has noticed that it is not connected; its reason."""
-    while client.connected or "still connecting" in (client.problem or ""):
-        await client._changed.wait()
-    assert client.problem is not None
-    return client.problem
-
-
 # Logging in -------------------------------------------------------------------------------
 
 
@@ -266,7 +258,7 @@ async def test_a_send_made_while_disconnected_goes_out_after_the_reconnect(
     # F6
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         (await relay.accept()).abort()
-        await disconnected(client)
+        await client.wait_disconnected()
         sending = in_background(client.send("alice", "hi"))
         await pauses.skip()
         session = await relay.accept()
@@ -278,7 +270,7 @@ async def test_a_send_that_never_left_says_so(relay: ScriptedRelay, pauses: Paus
     settings = relay.settings()
     await relay.stop()
     async with RelayClient(settings, sleep=pauses.sleep, send_timeout=0.05) as client:
-        await disconnected(client)
+        await client.wait_disconnected()
         with pytest.raises(RelayUnreachable, match="; the message was not sent$") as caught:
             await client.send("alice", "hi")
     await relay.start()
@@ -399,7 +391,7 @@ async def test_a_silent_link_is_given_up(relay: ScriptedRelay, pauses: Pauses) -
     async with RelayClient(settings, sleep=pauses.sleep, silence_timeout=0.1) as client:
         session = await relay.accept()
         await client.wait_connected()
-        problem = await disconnected(client)
+        problem = await client.wait_disconnected()
         assert problem.startswith(f"nothing came from {relay.url} for 0.1 s")
         assert await session.wait_closed() is not None
 
@@ -424,7 +416,7 @@ async def test_a_relay_that_accepts_and_says_nothing_is_given_up(
     monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         await relay.connect()
-        assert await disconnected(client) == (
+        assert await client.wait_disconnected() == (
             f"{relay.url} did not answer within 0.1 s: check HOPTELL_RELAY, the network and its"
             " firewalls"
         )
@@ -437,7 +429,7 @@ async def test_a_port_that_accepts_and_says_nothing_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as server:
         settings = ScriptedRelay().settings(relay=f"ws://127.0.0.1:{server.getsockname()[1]}")
         async with RelayClient(settings, sleep=pauses.sleep) as client:
-            assert "did not answer within 0.1 s" in await disconnected(client)
+            assert "did not answer within 0.1 s" in await client.wait_disconnected()
 
 
 async def test_leaving_does_not_wait_for_a_relay_that_hangs(
@@ -476,7 +468,7 @@ async def test_a_broken_frame_closes_and_reconnects(
         session = await relay.accept()
         await client.wait_connected()
         sending = in_background(session.send(odd))
-        problem = await disconnected(client)
+        problem = await client.wait_disconnected()
         assert problem.startswith(relay.url) or "was lost" in problem
         await asyncio.wait([sending])
         sending.exception()
@@ -501,7 +493,7 @@ async def test_a_relay_that_starts_with_another_frame_is_none(
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         session = await relay.connect()
         await session.deliver("d1")
-        assert "does not keep to hoptell's protocol" in await disconnected(client)
+        assert "does not keep to hoptell's protocol" in await client.wait_disconnected()
 
 
 async def test_an_answer_of_the_wrong_kind_is_an_error_of_ours(relay: ScriptedRelay) -> None:
@@ -584,7 +576,7 @@ async def test_what_arrived_is_there_even_if_the_relay_never_comes_back(
         await session.deliver("d1")
         await session.ping()
         session.abort()
-        await disconnected(client)
+        await client.wait_disconnected()
         delivery = await anext(client)
         assert delivery.message.id == "d1"
         await delivery.confirm()
@@ -686,7 +678,7 @@ async def test_what_a_replaced_client_held_goes_to_the_newer_session_alone(
         await session.deliver("d1")
         await session.ping()
         await session.close(4004)
-        await disconnected(client)
+        await client.wait_disconnected()
         assert not client._arrived
 
 
@@ -734,7 +726,7 @@ def test_the_name_of_a_check_is_valid_and_belongs_to_the_same_member(length: int
 async def failure(url: str, **fields: Any) -> HoptellError:
     settings = ScriptedRelay().settings(relay=url, **fields)
     async with RelayClient(settings, sleep=Pauses().sleep) as client:
-        await disconnected(client)
+        await client.wait_disconnected()
         try:
             await client.wait_connected(timeout=0.01)
         except HoptellError as error:
