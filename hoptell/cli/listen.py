@@ -1,0 +1,122 @@
+"""`hoptell listen`: the next messages of an inbox on this machine, without a relay connection.
+
+Agents run it in the background and are woken by its end, so it prints messages and nothing
+else to standard output, and starts and waits as cheaply as can be: neither the relay's nor
+the MCP library is loaded. What it printed is removed only once it is flushed; if the reader
+is gone, or this process is ended before, the messages stay.
+"""
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from hoptell.errors import HoptellError
+from hoptell.inbox import Claim, Inbox, release, settle
+from hoptell.render import MAX_BATCH_MESSAGES, Batch, batch
+from hoptell.settings import load_peer_settings
+
+NOTHING_ARRIVED = 3
+OUTPUT_LENGTH = 20_000
+"""Characters at most: agents cut the output of commands, Claude Code at 30,000."""
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _seconds(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise click.BadParameter("a number of seconds is 0 or more")
+    return value
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  hoptell listen alice          wait for as long as it takes
+  hoptell listen alice 600      at most ten minutes
+  hoptell listen alice 0        print what is there, do not wait
+
+Exit codes: 0 printed, 1 failed, 2 wrong usage, 3 nothing arrived in time."""
+)
+@click.argument("name")
+@click.argument("seconds", type=float, required=False, callback=_seconds)
+def listen_command(name: str, seconds: float | None) -> None:
+    """Wait on the inbox of NAME on this machine, print what arrives, and end.
+
+    The inbox is filled by the session that is online as NAME (`hoptell mcp` or `hoptell tmux`);
+    this command needs no relay. Without SECONDS it waits until something arrives. What it prints
+    is removed from the inbox; very long messages come in parts, one part each time.
+    """
+    inbox = Inbox(load_peer_settings().home, name)
+    with _ended_by_signals():
+        _show(inbox, _next_claims(inbox, seconds))
+
+
+def _next_claims(inbox: Inbox, seconds: float | None) -> list[Claim]:
+    deadline = None if seconds is None else time.monotonic() + seconds
+    left = seconds
+    if seconds != 0 and not inbox.wait_blocking(0):
+        click.echo(f"hoptell: waiting for messages to {inbox.name}", err=True)
+    while inbox.wait_blocking(left):
+        # Another consumer may have been faster: then there is nothing to claim.
+        if claims := inbox.claim(MAX_BATCH_MESSAGES, characters=OUTPUT_LENGTH):
+            return claims
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    click.echo(f"hoptell: nothing arrived for {inbox.name} in time", err=True)
+    raise click.exceptions.Exit(NOTHING_ARRIVED)
+
+
+def _show(inbox: Inbox, claims: list[Claim]) -> None:
+    try:
+        output = _rendered(inbox, claims)
+        _print(output.text)
+    except BaseException:
+        release(claims)
+        raise
+    # Printed: from here a signal must not make it appear once more.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_END_SIGNALS, signal.SIGINT))
+    try:
+        settle(claims, output.ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _rendered(inbox: Inbox, claims: list[Claim]) -> Batch:
+    waiting = inbox.waiting()
+    return batch(
+        claims,
+        more=waiting.count,
+        again=f"run hoptell listen {inbox.name} again",
+        bad=waiting.bad,
+        now_ms=time.time_ns() // 1_000_000,
+        shell=True,
+        limit=OUTPUT_LENGTH,
+    )
+
+
+def _print(text: str) -> None:
+    # Bytes, since agents read UTF-8 whatever this machine's locale says.
+    if sys.stdout is None:
+        raise HoptellError("standard output is closed: the messages stay in the inbox")
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Turn the signals that end a process into an exception, so that claims are put back."""
+    before = {number: signal.signal(number, _end) for number in _END_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    raise click.exceptions.Exit(128 + number)

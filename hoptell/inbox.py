@@ -1,0 +1,718 @@
+"""The folder where deliveries wait for the agent (SPEC.md, 5).
+
+    $HOPTELL_HOME/inbox/<name>/
+      0000000000000007-<id>-<sender>.json   a message; the text in it is exact
+      tmp/       being written
+      claimed/   being shown: <message's name>.<the process that shows it>
+      bad/       what could not be read
+      seen       the last 1,000 deliveries, a line each; lock: held while something is stored
+
+Everything that must be known without opening files is in the names: the order (a number that
+only grows), the delivery (a digest of its id, which may be any text), the sender, and how much
+of a long message was shown (`…-<sender>+<characters>.<parts>.json`). So ten thousand waiting
+messages cost one listing.
+
+**Nothing lost, nothing doubled.** One process at a time stores (a lock that the kernel frees
+when its holder dies). It writes the file into tmp/ and syncs it and the folder, then adds the
+delivery to `seen` and syncs that, then renames the file into its place. The line in `seen` is
+the moment that counts. Whoever dies before it has stored nothing: the relay, not having heard
+`got`, delivers again, and the leftover is thrown away. Whoever dies after it has stored the
+message: the next process to look finishes the rename, and the second copy that the relay sends
+is recognized. There is no moment in which a message can be seen, shown and removed while its
+id is not remembered. The rename needs no sync of its own: losing it leaves the file in tmp/.
+
+**One winner.** A consumer claims by renaming into claimed/, under its pid and start time, and
+removes the file when what it showed has left the process. A claim whose process died returns
+to its old place, since its name still holds its number. So what was handed over for sure is
+gone, and what may not have been is shown again. After a part of a long message the file goes
+back under a name that says how far it was read: one rename, no second file to agree with.
+
+**Numbers, not times.** The next number is one more than the largest in `seen`, or in any name
+if `seen` is new, so clock steps and several storing processes cannot disturb the order. What
+was announced can later be remembered as the largest number that was.
+
+**Waiting** arms the file system's events first, then looks, then waits: nothing falls between.
+Every few seconds it looks all the same, for claims of dead processes and lost events. Where no
+events can be had (limits exhausted) it looks more often instead.
+
+Every method may block for as long as the disk takes (and storing up to 10 s for the lock);
+all are safe to call from several threads.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hoptell import processes
+from hoptell.errors import InboxError
+from hoptell.frames import Message, encode
+from hoptell.names import is_name, name_problem
+
+SEEN_DELIVERIES = 1_000
+"""How many delivery ids are remembered."""
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Larger ones are not a message: a frame has at most half of it."""
+LOCK_TIMEOUT = 10.0
+"""Seconds to wait while another process stores; far more than it takes."""
+LOOK_INTERVAL = 5.0
+"""Seconds between looks while waiting for events: 0.002 % of a core."""
+POLL_INTERVALS = (0.02, 0.25)
+"""Seconds between looks where there are no events: at first, and after backing off (0.04 %)."""
+UNKNOWN_CLAIM_TIMEOUT = 600.0
+"""Seconds after which a claim returns whose process cannot be seen (it is in a container)."""
+
+_NAME = re.compile(
+    r"(?P<number>\d{16})-(?P<id>[0-9a-f]{32})-(?P<sender>[A-Za-z0-9_-]{1,64})"
+    r"(?:\+\d+\.\d+)?\.json",
+    re.ASCII,
+)
+_PROGRESS = re.compile(
+    r"(?P<stem>.*?)(?:\+(?P<offset>\d{1,9})\.(?P<parts>\d{1,9}))?\.json", re.ASCII | re.DOTALL
+)
+_SEEN_LINE = re.compile(rb"(\d{16}) ([0-9a-f]{32})\n")
+_SEEN_LINE_BYTES = 50
+_NO_NAME = "_"
+"""Stands for a sender that is no peer name (no relay sends one): names start otherwise."""
+
+_decode = msgspec.json.Decoder(Message).decode
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What is in an inbox, as far as names tell."""
+
+    count: int
+    """Messages that nobody has claimed."""
+    senders: tuple[str, ...]
+    """Who sent them, each once, in the order of arrival."""
+    oldest_at: float | None
+    """Unix time in seconds at which the oldest of them was stored."""
+    bad: int
+    """Files that cannot be read (`Inbox.bad_files`)."""
+
+
+class Claim:
+    """A message that this process alone shows, until it says what became of it.
+
+    Exactly one of `remove`, `keep_from` and `release` has an effect, the first.
+
+    Attributes:
+        message: the delivery.
+        offset: how many characters of its text were handed over by earlier claims.
+        parts: in how many parts that was.
+    """
+
+    __slots__ = ("_file", "_home_name", "_inbox", "message", "offset", "parts")
+
+    def __init__(
+        self, inbox: "Inbox", file: Path, name: str, message: Message, offset: int, parts: int
+    ) -> None:
+        self.message = message
+        self.offset = offset
+        self.parts = parts
+        self._inbox = inbox
+        self._file: Path | None = file
+        self._home_name = name
+
+    def remove(self) -> None:
+        """Forget the message: it left this process whole."""
+        if (file := self._take_file()) is not None:
+            self._inbox._remove(file)
+
+    def keep_from(self, offset: int) -> None:
+        """Put the message back in its place; its text up to `offset` was handed over."""
+        if offset >= len(self.message.text):
+            self.remove()
+        elif offset <= self.offset:
+            self.release()
+        elif (file := self._take_file()) is not None:
+            match = _PROGRESS.fullmatch(self._home_name)
+            stem = match["stem"] if match else self._home_name
+            self._inbox._put_back(file, f"{stem}+{offset}.{self.parts + 1}.json")
+
+    def release(self) -> None:
+        """Put the message back in its place: nothing (more) of it was handed over."""
+        if (file := self._take_file()) is not None:
+            self._inbox._put_back(file, self._home_name)
+
+    def _take_file(self) -> Path | None:
+        file, self._file = self._file, None
+        return file
+
+
+class Inbox:
+    """The inbox of one peer name on this machine.
+
+    Several processes may use it at the same time; each message goes to one of them.
+
+    Raises:
+        InboxError: `name` is no peer name, or a folder is not safe to use or cannot be made.
+            Methods raise it too where the file system refuses.
+    """
+
+    def __init__(self, home: Path, name: str) -> None:
+        if problem := name_problem(name):
+            raise InboxError(problem)
+        self.name = name
+        self.folder = Path(home).absolute() / "inbox" / name
+        self._tmp = self.folder / "tmp"
+        self._claimed = self.folder / "claimed"
+        self._bad = self.folder / "bad"
+        self._seen = _Seen(self.folder / "seen")
+        self._immovable: set[str] = set()  # unreadable, and cannot be moved to bad/ either
+        with self._explained():
+            self._prepare()
+            self._recover()
+
+    # Storing ------------------------------------------------------------------------------
+
+    def store(self, message: Message) -> bool:
+        """Keep one delivery; when this returns it survives a crash, and may be confirmed.
+
+        Returns: False if this delivery was stored before, and may have been read since.
+
+        Raises:
+            InboxError: it was not stored, or that is not certain: do not confirm it.
+        """
+        digest = hashlib.sha256(message.id.encode()).hexdigest()[:32]
+        with self._explained():
+            self._prepare()
+            with self._locked():
+                self._seen.refresh(self._largest_number)
+                self._finish_stores()
+                if digest in self._seen:
+                    return False
+                number = self._seen.last + 1
+                sender = message.sender if is_name(message.sender) else _NO_NAME
+                name = f"{number:016}-{digest}-{sender}.json"
+                _write(self._tmp / name, encode(message))
+                _sync_folder(self._tmp)
+                self._seen.add(number, digest)
+                os.rename(self._tmp / name, self.folder / name)
+        return True
+
+    def _finish_stores(self) -> None:
+        # The caller holds the lock, so whoever wrote these is dead.
+        for name in os.listdir(self._tmp):
+            match = _NAME.fullmatch(name)
+            if match and self._seen.number_of(match["id"]) == int(match["number"]):
+                os.rename(self._tmp / name, self.folder / name)
+            elif match:
+                _remove(self._tmp / name)
+            else:
+                self._move_to_bad(self._tmp / name, name, "it is not a message being stored")
+
+    def _largest_number(self) -> int:
+        names = [
+            name
+            for folder in (self.folder, self._claimed, self._tmp)
+            for name in os.listdir(folder)
+        ]
+        matches = (_NAME.match(name) for name in names)
+        return max((int(match["number"]) for match in matches if match), default=0)
+
+    # Reading ------------------------------------------------------------------------------
+
+    def claim(self, limit: int | None = None, characters: int | None = None) -> list[Claim]:
+        """Take messages that wait, oldest first; no other process sees them meanwhile.
+
+        Stops at `limit` messages, or once they have `characters` of unread text together.
+        What cannot be read is moved to bad/ and left out. Each claim must be settled: what
+        is not when the process ends returns to the inbox.
+        """
+        claims: list[Claim] = []
+        unread = 0
+        try:
+            with self._explained():
+                self._prepare()
+                self._recover()
+                for name in self._names():
+                    if limit is not None and len(claims) >= limit:
+                        break
+                    if characters is not None and unread >= characters:
+                        break
+                    if (claim := self._claim(name)) is not None:
+                        claims.append(claim)
+                        unread += len(claim.message.text) - claim.offset
+        except BaseException:
+            release(claims)
+            raise
+        return claims
+
+    def waiting(self) -> Waiting:
+        """Tell what waits, without claiming anything."""
+        with self._explained():
+            self._recover()
+            names = self._names()
+            matches = (_NAME.fullmatch(name) for name in names)
+            senders = dict.fromkeys(match["sender"] for match in matches if match)
+            senders.pop(_NO_NAME, None)
+            oldest_at = None
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # claimed meanwhile
+                    oldest_at = os.lstat(self.folder / name).st_mtime
+                    break
+            bad = len(self.bad_files())
+            return Waiting(len(names), tuple(senders), oldest_at, bad)
+
+    def bad_files(self) -> list[Path]:
+        """Name the files that could not be read; they stay where they are."""
+        with self._explained():
+            moved = [self._bad / name for name in sorted(_list(self._bad))]
+            return moved + [self.folder / name for name in sorted(self._immovable)]
+
+    def _names(self) -> list[str]:
+        """The names of all waiting messages, oldest first."""
+        found = [name for name in _list(self.folder) if name.endswith(".json")]
+        if self._immovable:
+            found = [name for name in found if name not in self._immovable]
+        found.sort()
+        return found
+
+    def _claim(self, name: str) -> Claim | None:
+        file = self._claimed / f"{name}.{processes.current()}"
+        try:
+            os.rename(self.folder / name, file)
+        except FileNotFoundError:
+            return None  # another consumer won it
+        except OSError as error:
+            self._immovable.add(name)
+            self._report_bad(name, f"it cannot be moved: {error.strerror}")
+            return None
+        try:
+            message = _read(file)
+        except _Unreadable as error:
+            self._move_to_bad(file, name, str(error))
+            return None
+        except BaseException:
+            self._put_back(file, name)
+            raise
+        progress = _PROGRESS.fullmatch(name)
+        offset = int(progress["offset"] or 0) if progress else 0
+        parts = int(progress["parts"] or 0) if progress else 0
+        if offset >= len(message.text):  # somebody else's doing: show it all
+            offset = parts = 0
+        return Claim(self, file, name, message, offset, parts)
+
+    def _move_to_bad(self, file: Path, name: str, reason: str) -> None:
+        target = self._bad / name
+        for count in itertools.count(1):
+            if not os.path.lexists(target):
+                break
+            target = self._bad / f"{name}.{count}"
+        os.rename(file, target)
+        self._report_bad(name, reason)
+
+    def _report_bad(self, name: str, reason: str) -> None:
+        _log.warning("the inbox file %a cannot be read (%s): see %s", name, reason, self._bad)
+
+    def _remove(self, file: Path) -> None:
+        with self._explained():
+            _remove(file)
+
+    def _put_back(self, file: Path, name: str) -> None:
+        with self._explained(), contextlib.suppress(FileNotFoundError):
+            os.rename(file, self.folder / name)
+
+    # Waiting ------------------------------------------------------------------------------
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until a message waits, at most `timeout` seconds (None: for ever).
+
+        Returns: True when one was there. Another consumer may win it, or it may prove
+        unreadable, so `claim` can still find nothing: then wait again.
+        """
+        import asyncio  # here, since it takes 25 ms that `hoptell listen` does not need
+
+        if (found := self._anything()) or timeout == 0:
+            return found
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        with _Watch(self.folder, lambda: loop.call_soon_threadsafe(arrived.set)) as watch:
+            for pause in watch.pauses(timeout):
+                arrived.clear()
+                if self._anything():
+                    return True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await arrived.wait()
+        return self._anything()
+
+    def wait_blocking(self, timeout: float | None = None) -> bool:
+        """Wait as `wait` does, without an event loop."""
+        if (found := self._anything()) or timeout == 0:
+            return found
+        arrived = threading.Event()
+        with _Watch(self.folder, arrived.set) as watch:
+            for pause in watch.pauses(timeout):
+                arrived.clear()
+                if self._anything():
+                    return True
+                arrived.wait(pause)
+        return self._anything()
+
+    def _anything(self) -> bool:
+        with self._explained():
+            self._recover()
+            return any(
+                name.endswith(".json") and name not in self._immovable
+                for name in _iterate(self.folder)
+            )
+
+    # Coming back after a crash ------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Finish what dead processes began: their stores and their claims."""
+        if any(True for _ in _iterate(self._tmp)):
+            with self._locked(wait=False) as held:  # else its holder does it
+                if held:
+                    self._seen.refresh(self._largest_number)
+                    self._finish_stores()
+        gone: dict[str, bool] = {str(processes.current()): False}
+        for entry in _list(self._claimed):
+            name, _, owner = entry.rpartition(".")
+            if not name.endswith(".json"):
+                self._move_to_bad(self._claimed / entry, entry, "it is not a claimed message")
+                continue
+            if owner not in gone:
+                gone[owner] = self._is_gone(owner, self._claimed / entry)
+            if gone[owner]:
+                self._put_back(self._claimed / entry, name)
+
+    def _is_gone(self, owner: str, file: Path) -> bool:
+        process = processes.parse(owner)
+        alive = None if process is None else processes.is_alive(process)
+        if alive is not None:
+            return not alive
+        try:
+            claimed_at = os.lstat(file).st_ctime  # a rename sets it
+        except FileNotFoundError:
+            return False
+        return time.time() - claimed_at > UNKNOWN_CLAIM_TIMEOUT
+
+    # Folders and the lock -----------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Make the folders, or check them again: somebody may have removed or replaced one."""
+        home = self.folder.parent.parent
+        if not home.parent.is_dir():
+            home.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (home, home / "inbox", self.folder, self._tmp, self._claimed, self._bad):
+            _private_folder(folder)
+
+    @contextlib.contextmanager
+    def _locked(self, wait: bool = True) -> Iterator[bool]:
+        """Hold the lock; True inside if it is held, False if it is not and `wait` is False.
+
+        The kernel frees it when its holder dies, so no dead process can block another.
+        """
+        deadline = time.monotonic() + (LOCK_TIMEOUT if wait else 0)
+        pause = 0.001
+        while (handle := self._try_lock()) is None:
+            if time.monotonic() >= deadline:
+                if not wait:
+                    yield False
+                    return
+                raise InboxError(
+                    f"another process has been storing into {self.folder} for {LOCK_TIMEOUT:.0f} s:"
+                    " if one of hoptell's processes is stopped, continue or end it"
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        try:
+            yield True
+        finally:
+            os.close(handle)
+
+    def _try_lock(self) -> int | None:
+        path = self.folder / "lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.lstat(path)):  # else it was replaced
+                return handle
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        return None
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise InboxError(f"cannot use the inbox {self.folder}: {problem}") from error
+
+
+def settle(claims: Iterable[Claim], ends: Iterable[int]) -> None:
+    """Say of each claim up to which character its text was handed over (`render.Batch.ends`)."""
+    for claim, end in zip(claims, ends, strict=True):
+        claim.keep_from(end)
+
+
+def release(claims: Iterable[Claim]) -> None:
+    """Put back every one of `claims` that was not settled."""
+    for claim in claims:
+        claim.release()
+
+
+class _Seen:
+    """The deliveries stored last, in a file; used only by the holder of the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.last = 0
+        """The largest number given so far."""
+        self._path = path
+        self._numbers: dict[str, int] = {}  # oldest first
+        self._file: tuple[int, int] | None = None
+        self._size = 0
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._numbers
+
+    def number_of(self, digest: str) -> int | None:
+        return self._numbers.get(digest)
+
+    def refresh(self, largest_number: Callable[[], int]) -> None:
+        """Read what other processes added; drop a last line that was cut off by a crash."""
+        with self._open() as handle:
+            status = os.fstat(handle)
+            if (status.st_dev, status.st_ino) != self._file or status.st_size < self._size:
+                self._numbers.clear()
+                self._file = (status.st_dev, status.st_ino)
+                self._size = 0
+                self.last = largest_number()
+            if status.st_size > self._size:
+                self._take(os.pread(handle, status.st_size - self._size, self._size))
+            if status.st_size > self._size:
+                os.ftruncate(handle, self._size)
+
+    def add(self, number: int, digest: str) -> None:
+        """Remember one delivery; when this returns it survives a crash.
+
+        `refresh` came before, under the same lock.
+        """
+        line = f"{number:016} {digest}\n".encode()
+        if self._size >= 2 * SEEN_DELIVERIES * _SEEN_LINE_BYTES:
+            self._shorten()
+        with self._open() as handle:
+            if os.pwrite(handle, line, self._size) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
+        self._take(line)
+
+    def _take(self, data: bytes) -> None:
+        complete = data[: data.rfind(b"\n") + 1]
+        self._size += len(complete)
+        for number, digest in _SEEN_LINE.findall(complete):
+            self.last = max(self.last, int(number))
+            self._numbers.pop(digest.decode(), None)
+            self._numbers[digest.decode()] = int(number)
+        for digest in list(self._numbers)[:-SEEN_DELIVERIES]:
+            del self._numbers[digest]
+
+    def _shorten(self) -> None:
+        lines = "".join(f"{number:016} {digest}\n" for digest, number in self._numbers.items())
+        _write(self._path.with_name("seen.new"), lines.encode())
+        os.rename(self._path.with_name("seen.new"), self._path)
+        _sync_folder(self._path.parent)
+        status = os.stat(self._path)
+        self._file = (status.st_dev, status.st_ino)
+        self._size = status.st_size
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self._path, flags, 0o600)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
+class _Watch:
+    """Calls `arrived`, in a thread of its own, when a file appears in a folder."""
+
+    def __init__(self, folder: Path, arrived: Callable[[], object]) -> None:
+        self._folder = folder
+        self._arrived = arrived
+        self._observer: Any = None
+
+    def __enter__(self) -> "_Watch":
+        self._observer = _observe(self._folder, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+
+    def pauses(self, timeout: float | None) -> Iterator[float]:
+        """For how many seconds to wait for `arrived` before looking again, until the time is up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause, longest = POLL_INTERVALS if self._observer is None else (LOOK_INTERVAL,) * 2
+        while True:
+            left = longest if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return
+            yield min(pause, left)
+            pause = min(pause * 1.5, longest)
+
+
+def _observe(folder: Path, arrived: Callable[[], object]) -> Any:
+    """Start watching; None where the system gives no events."""
+    # Here, since it takes 25 ms that storing and claiming do not need.
+    from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent
+    from watchdog.events import FileSystemEventHandler as Handler
+    from watchdog.observers import Observer
+    from watchdog.observers.polling import PollingObserver
+
+    class Arrivals(Handler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            arrived()
+
+    if Observer is PollingObserver:
+        return None
+    observer = None
+    try:
+        observer = Observer()
+        # Only these: looking into the folder is itself an event.
+        events: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent]
+        observer.schedule(Arrivals(), str(folder), event_filter=events)
+        observer.start()
+    except (OSError, RuntimeError) as error:  # inotify's limits; no more threads
+        _log.info("no file system events for %s (%s): looking regularly instead", folder, error)
+        if observer is not None:
+            observer.stop()
+        return None
+    return observer
+
+
+class _Unreadable(Exception):
+    """A file that is not a message; the text says why."""
+
+
+_UNREADABLE_ERRORS = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO}
+
+
+def _read(file: Path) -> Message:
+    """Read a claimed file; tighten its mode.
+
+    Raises:
+        _Unreadable: it is not, and will not become, a message.
+    """
+    try:
+        return _decode(_read_bytes(file))
+    except (msgspec.DecodeError, RecursionError):
+        raise _Unreadable("it is not a message in JSON") from None
+    except OSError as error:
+        if error.errno in _UNREADABLE_ERRORS:
+            raise _Unreadable(error.strerror) from None
+        raise
+
+
+def _read_bytes(file: Path) -> bytes:
+    # Neither through a link nor waiting for somebody to write into a pipe.
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise _Unreadable("it is not a file")
+        if status.st_uid != os.geteuid():
+            raise _Unreadable("it belongs to another user")
+        if status.st_size > MAX_FILE_BYTES:
+            raise _Unreadable("it is too large")
+        if status.st_mode & 0o077:
+            os.fchmod(handle, 0o600)
+        with open(handle, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new private file, and have it on disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o600)
+    with open(handle, "wb", buffering=0) as stream:
+        view = memoryview(data)
+        while view:
+            view = view[stream.write(view) :]
+        os.fsync(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _private_folder(folder: Path) -> None:
+    """Make a folder for us alone, or make sure that it is one.
+
+    Raises:
+        InboxError: it is a symbolic link, not a folder, or another user's.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+        _sync_folder(folder.parent)
+    except FileExistsError:
+        pass
+    status = os.lstat(folder)
+    if stat.S_ISLNK(status.st_mode):
+        raise InboxError(f"{folder} is a symbolic link: put a folder there (see HOPTELL_HOME)")
+    if not stat.S_ISDIR(status.st_mode):
+        raise InboxError(f"{folder} is not a folder: move it away (see HOPTELL_HOME)")
+    if status.st_uid != os.geteuid():
+        raise InboxError(f"{folder} belongs to another user: set HOPTELL_HOME to a folder of yours")
+    if status.st_mode & 0o777 == 0o700:
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _iterate(folder: Path) -> Iterator[str]:
+    """The names in a folder, none if it is gone, as they come."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.name
+    except FileNotFoundError:
+        return
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
