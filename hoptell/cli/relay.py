@@ -1,0 +1,90 @@
+"""`hoptell relay`: settings and options in, a relay that runs until it is stopped."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from hoptell.errors import ConfigurationError
+from hoptell.settings import DEFAULT_HOST, DEFAULT_PORT
+
+EPILOG = """\b
+Examples:
+  hoptell relay                                  for this machine only, on port 7777
+  hoptell members add alice --file members.json  and then, for other machines too:
+  hoptell relay --host 0.0.0.0 --members members.json
+
+On its first start without any settings it makes a token in the settings file, where the
+other commands on this machine find it. For other machines set HOPTELL_TOKEN or --members
+first.
+
+Signals: SIGTERM and SIGINT stop it, SIGHUP makes it read the members file again. HTTP on the
+same port: GET /healthz answers "ok"."""
+
+
+@click.command("relay", epilog=EPILOG)
+@click.option("--host", metavar="IP", help=f"Where to listen; default {DEFAULT_HOST}.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help=f"Default {DEFAULT_PORT}; 0 takes any free one.",
+)
+@click.option(
+    "--members",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Members with tokens of their own; see `hoptell members`.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How the lines on standard error look.",
+)
+def relay_command(
+    host: str | None, port: int | None, members: Path | None, log_format: str
+) -> None:
+    """Run the relay: the one process that takes messages from agent to agent."""
+    from hoptell.relay import server
+    from hoptell.relay.credentials import Credentials
+    from hoptell.relay.log import EventLog, LoggingHandler, open_output
+    from hoptell.settings import create_token, load_relay_settings
+
+    settings = load_relay_settings(host=host or None, port=port, members=members)
+    server.check_settings(settings)
+    credentials = None
+    if settings.token is not None or settings.members is not None:
+        credentials = Credentials.load(settings)
+    elif not server.is_loopback(settings.host):
+        raise ConfigurationError(
+            f"others can reach a relay on {settings.host}: set HOPTELL_TOKEN to at least 16 random"
+            " characters first, or make a members file with `hoptell members add`"
+        )
+    sockets = server.listen(settings.host, settings.port)
+    made_in = None
+    if credentials is None:
+        # Not before the port is ours: a second relay must not change the token of the first.
+        token, made_in = create_token(None, **_way_to(host, port))
+        credentials = Credentials.load(replace(settings, token=token))
+    output = open_output(2)
+    log = EventLog(output.write, "json" if log_format == "json" else "text")
+    logging.basicConfig(handlers=[LoggingHandler(log)], level=logging.WARNING, force=True)
+    if made_in is not None:
+        log.note("token", f"in {made_in}, where the other commands on this machine find it")
+    try:
+        server.run(settings, credentials, log, sockets)
+    finally:
+        output.close(wait=0.3)
+
+
+def _way_to(host: str | None, port: int | None) -> dict[str, str]:
+    """What the other commands need to know to find a relay that is not at its usual place."""
+    way = {}
+    if host and host != DEFAULT_HOST:
+        way["HOPTELL_HOST"] = host
+    if port and port != DEFAULT_PORT:
+        way["HOPTELL_PORT"] = str(port)
+    return way
