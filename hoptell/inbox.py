@@ -50,7 +50,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ SEEN_DELIVERIES = 1_000
 """How many delivery ids are remembered."""
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Larger ones are not a message: a frame has at most half of it."""
+LEAST_FRAME_LENGTH = 300
+"""Characters that stand around a message's text at least when it is shown."""
 LOCK_TIMEOUT = 10.0
 """Seconds to wait while another process stores; far more than it takes."""
 LOOK_INTERVAL = 5.0
@@ -231,12 +233,12 @@ class Inbox:
     def claim(self, limit: int | None = None, characters: int | None = None) -> list[Claim]:
         """Take messages that wait, oldest first; no other process sees them meanwhile.
 
-        Stops at `limit` messages, or once they have `characters` of unread text together.
-        What cannot be read is moved to bad/ and left out. Each claim must be settled: what
-        is not when the process ends returns to the inbox.
+        Stops at `limit` messages, or once they are sure to fill `characters` when shown. What
+        cannot be read is moved to bad/ and left out. Each claim must be settled: what is not
+        when the process ends returns to the inbox.
         """
         claims: list[Claim] = []
-        unread = 0
+        length = 0
         try:
             with self._explained():
                 self._prepare()
@@ -244,15 +246,40 @@ class Inbox:
                 for name in self._names():
                     if limit is not None and len(claims) >= limit:
                         break
-                    if characters is not None and unread >= characters:
+                    if characters is not None and length >= characters:
                         break
                     if (claim := self._claim(name)) is not None:
                         claims.append(claim)
-                        unread += len(claim.message.text) - claim.offset
+                        length += len(claim.message.text) - claim.offset + LEAST_FRAME_LENGTH
         except BaseException:
             release(claims)
             raise
         return claims
+
+    def claim_answer(self, sender: str, reference: str, seen: set[str]) -> Claim | None:
+        """Take the oldest message of `sender` that answers `reference`; None if none waits.
+
+        Opens only messages of that sender. `seen` keeps the names of those that it is not, so
+        that asking again opens only what has come since.
+        """
+        with self._explained():
+            self._prepare()
+            self._recover()
+            for name in self._names():
+                match = _NAME.fullmatch(name)
+                if match is None or match["sender"] != sender or name in seen:
+                    continue
+                if not self._answers(name, reference):
+                    seen.add(name)
+                elif (claim := self._claim(name)) is not None:
+                    return claim
+        return None
+
+    def _answers(self, name: str, reference: str) -> bool:
+        try:
+            return _read(self.folder / name).reply_to == reference
+        except (_Unreadable, FileNotFoundError):
+            return False  # `claim` will report it; another consumer took it
 
     def waiting(self) -> Waiting:
         """Tell what waits, without claiming anything."""
@@ -464,10 +491,13 @@ class Inbox:
             raise InboxError(f"cannot use the inbox {self.folder}: {problem}") from error
 
 
-def settle(claims: Iterable[Claim], ends: Iterable[int]) -> None:
-    """Say of each claim up to which character its text was handed over (`render.Batch.ends`)."""
-    for claim, end in zip(claims, ends, strict=True):
+def settle(claims: Sequence[Claim], ends: Sequence[int]) -> None:
+    """Say of the first claims up to which character their text was handed over, and put back
+    the others (`render.Batch.ends`).
+    """
+    for claim, end in zip(claims, ends, strict=False):
         claim.keep_from(end)
+    release(claims[len(ends) :])
 
 
 def release(claims: Iterable[Claim]) -> None:

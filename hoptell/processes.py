@@ -51,6 +51,12 @@ def current() -> Process:
     return _identity(os.getpid())
 
 
+def of(pid: int) -> Process | None:
+    """The process that has this pid now, in our own pid namespace; None if there is none."""
+    started = _started(pid)
+    return None if started is None else current()._replace(pid=pid, started=started)
+
+
 def is_alive(process: Process) -> bool | None:
     """Tell whether `process` still runs; None where that cannot be seen from here.
 

@@ -36,10 +36,8 @@ from typing import NamedTuple, Protocol
 
 from hoptell.frames import Message
 
-MAX_OUTPUT_LENGTH = 40_000
+MAX_ANSWER_LENGTH = 40_000
 """Characters that one read of the inbox shows."""
-MAX_BATCH_MESSAGES = 150
-"""More than ever fit one read: around each text stand some 350 characters."""
 MAX_HEADER_LENGTH = 2_000
 """More than everything around a message's text ever takes."""
 MAX_FIELD_LENGTH = 128
@@ -117,9 +115,7 @@ class Batch:
 
     text: str
     ends: list[int]
-    """For each message up to which character its text is now handed over (`inbox.settle`)."""
-    waiting: int
-    """How many messages are not (wholly) shown."""
+    """For each message shown, the first ones: up to which character (see `inbox.settle`)."""
 
 
 def new_frame_id() -> str:
@@ -178,40 +174,42 @@ def render(
 def batch(
     messages: Sequence[Unread],
     *,
-    more: int,
-    again: str,
     now_ms: int,
+    more: int | None = None,
+    again: str = "call read_inbox",
     bad: int = 0,
     shell: bool = False,
-    limit: int = MAX_OUTPUT_LENGTH,
+    limit: int = MAX_ANSWER_LENGTH,
     new_id: Callable[[], str] = new_frame_id,
 ) -> Batch:
     """Show as many whole messages as fit, oldest first; a longer one part by part.
 
     Args:
         messages: the oldest that wait, in order, at least one.
-        more: how many wait besides these.
-        again: what to do for the rest, as in `call read_inbox again`.
+        more: how many wait besides these; None leaves it to the caller to say what waits.
+        again: how to read the rest.
         bad: how many files in the inbox cannot be read.
         limit: characters of output, at least 10,000; never exceeded.
     """
     frames: list[str] = []
-    ends = [unread.offset for unread in messages]
+    ends: list[int] = []
     limit -= _TRAILER_LENGTH
     room = limit
-    for index, unread in enumerate(messages):
+    for unread in messages:
         shown, end = _show_next(unread, limit, now_ms=now_ms, shell=shell, new_id=new_id)
         if len(shown) > room:
             break
         frames.append(shown)
+        ends.append(end)
         room -= len(shown) + 1  # an empty line between two
-        ends[index] = end
         if end < len(unread.message.text):
             break
-    rest = 0 < ends[len(frames) - 1] < len(messages[len(frames) - 1].message.text)
-    waiting = len(messages) - len(frames) + more
-    trailer = _trailer(rest, waiting, again, bad)
-    return Batch("\n".join([*frames, *trailer]), ends, waiting + rest)
+    if more is not None:
+        rest = ends[-1] < len(messages[len(ends) - 1].message.text)
+        frames += _trailer(rest, len(messages) - len(ends) + more, again)
+    if bad:
+        frames.append(_bad_files(bad))
+    return Batch("\n".join(frames), ends)
 
 
 def render_file(
@@ -342,17 +340,18 @@ def _part_end(text: str, start: int, length: int) -> int:
     return longest
 
 
-def _trailer(rest: bool, waiting: int, again: str, bad: int) -> list[str]:
-    lines = []
-    if rest or waiting:
-        more = f"{waiting} more message{'' if waiting == 1 else 's'}"
-        what = " and ".join(["the rest of this message"] * rest + [more] * (waiting > 0))
-        verb = "waits" if rest + waiting == 1 else "wait"
-        lines.append(f"[hoptell: {what} {verb}: {again}]\n")
-    if bad:
-        files = "file" if bad == 1 else "files"
-        lines.append(
-            f"[hoptell: {bad} {files} in this inbox could not be read: tell your user to look"
-            " into its folder bad/]\n"
-        )
-    return lines
+def _trailer(rest: bool, waiting: int, again: str) -> list[str]:
+    if not rest and not waiting:
+        return []
+    more = f"{waiting} more message{'' if waiting == 1 else 's'}"
+    what = " and ".join(["the rest of this message"] * rest + [more] * (waiting > 0))
+    verb = "waits" if rest + waiting == 1 else "wait"
+    return [f"[hoptell: {what} {verb}: {again}]\n"]
+
+
+def _bad_files(count: int) -> str:
+    files = "1 file" if count == 1 else f"{count} files"
+    return (
+        f"[hoptell: {files} in this inbox could not be read: tell your user to look into its"
+        " folder bad/]\n"
+    )

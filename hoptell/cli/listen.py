@@ -19,7 +19,7 @@ import click
 
 from hoptell.errors import HoptellError
 from hoptell.inbox import Claim, Inbox, release, settle
-from hoptell.render import MAX_BATCH_MESSAGES, Batch, batch
+from hoptell.render import Batch, batch
 from hoptell.settings import load_peer_settings
 
 NOTHING_ARRIVED = 3
@@ -64,7 +64,7 @@ def _next_claims(inbox: Inbox, seconds: float | None) -> list[Claim]:
         click.echo(f"hoptell: waiting for messages to {inbox.name}", err=True)
     while inbox.wait_blocking(left):
         # Another consumer may have been faster: then there is nothing to claim.
-        if claims := inbox.claim(MAX_BATCH_MESSAGES, characters=OUTPUT_LENGTH):
+        if claims := inbox.claim(characters=OUTPUT_LENGTH):
             return claims
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
     click.echo(f"hoptell: nothing arrived for {inbox.name} in time", err=True)
@@ -91,7 +91,7 @@ def _rendered(inbox: Inbox, claims: list[Claim]) -> Batch:
     return batch(
         claims,
         more=waiting.count,
-        again=f"run hoptell listen {inbox.name} again",
+        again=f"run hoptell listen {inbox.name}",
         bad=waiting.bad,
         now_ms=time.time_ns() // 1_000_000,
         shell=True,
