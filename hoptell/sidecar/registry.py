@@ -58,10 +58,10 @@ def ancestors(pid: int | None = None) -> Iterator[Kin]:
     """The parent, its parent and so on, as far as they can be seen; nearest first."""
     pid = os.getpid() if pid is None else pid
     while (pid := _parent(pid) or 0) > 1:
-        started = processes._started(pid)
-        if started is None:
+        process = processes.of(pid)
+        if process is None:
             return
-        yield Kin(processes.current()._replace(pid=pid, started=started), *_names(pid))
+        yield Kin(process, *_names(pid))
 
 
 def agent_process() -> Process | None:

@@ -248,7 +248,7 @@ def test_channels_are_on_exactly_when_claude_code_was_started_with_them(
 
 
 async def ended(pid: int) -> None:
-    while processes._started(pid) is not None:
+    while processes.of(pid) is not None:
         await asyncio.sleep(0.01)
 
 

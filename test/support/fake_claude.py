@@ -45,9 +45,9 @@ class FakeClaude:
 
     @property
     def process(self) -> Process:
-        started = processes._started(self._child.pid)
-        assert started is not None
-        return processes.current()._replace(pid=self._child.pid, started=started)
+        process = processes.of(self._child.pid)
+        assert process is not None
+        return process
 
     async def hook(self, event: str = "Stop") -> int:
         """Start a hook for an event; its pid."""
