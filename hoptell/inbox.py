@@ -111,7 +111,8 @@ class Waiting:
 class Claim:
     """A message that this process alone shows, until it says what became of it.
 
-    Exactly one of `remove`, `keep_from` and `release` has an effect, the first.
+    Exactly one of `remove`, `keep_from` and `release` has an effect, the first; `restore`
+    takes it back.
 
     Attributes:
         message: the delivery.
@@ -119,7 +120,7 @@ class Claim:
         parts: in how many parts that was.
     """
 
-    __slots__ = ("_file", "_home_name", "_inbox", "message", "offset", "parts")
+    __slots__ = ("_file", "_home_name", "_inbox", "_kept_as", "message", "offset", "parts")
 
     def __init__(
         self, inbox: "Inbox", file: Path, name: str, message: Message, offset: int, parts: int
@@ -130,6 +131,7 @@ class Claim:
         self._inbox = inbox
         self._file: Path | None = file
         self._home_name = name
+        self._kept_as: str | None = None
 
     def remove(self) -> None:
         """Forget the message: it left this process whole."""
@@ -151,6 +153,13 @@ class Claim:
         """Put the message back in its place: nothing (more) of it was handed over."""
         if (file := self._take_file()) is not None:
             self._inbox._put_back(file, self._home_name)
+
+    def restore(self) -> None:
+        """Put the message back as it was claimed: what was handed over did not get there."""
+        if self._kept_as is None:
+            self._inbox._store_again(self._home_name, self.message)
+        else:
+            self._inbox._put_back(self._inbox.folder / self._kept_as, self._home_name)
 
     def _take_file(self) -> Path | None:
         file, self._file = self._file, None
@@ -207,6 +216,13 @@ class Inbox:
                 self._seen.add(number, digest)
                 os.rename(self._tmp / name, self.folder / name)
         return True
+
+    def _store_again(self, name: str, message: Message) -> None:
+        with self._explained():
+            self._prepare()
+            with self._locked():
+                _write(self._tmp / name, encode(message))
+                os.rename(self._tmp / name, self.folder / name)
 
     def _finish_stores(self) -> None:
         # The caller holds the lock, so whoever wrote these is dead.
