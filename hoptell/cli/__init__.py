@@ -38,11 +38,12 @@ COMMANDS = {
     "listen": ("hoptell.cli.listen:listen_command", "Wait on an inbox of this machine."),
     "mcp": ("hoptell.cli.mcp:mcp_command", "Run the MCP server beside one agent session."),
     "hooks": ("hoptell.cli.hook:hooks_command", "Print hook settings that wake Claude Code."),
-    "hook": ("hoptell.cli.hook:hook_command", "Wait for messages; Claude Code runs this."),
+    "hook": ("hoptell.cli.hook:hook_command", ""),
     "members": ("hoptell.cli.members:members_group", "Give people and teams their own tokens."),
     "snapshot": ("hoptell.cli.snapshot:snapshot_command", "Frame a text file for a review."),
 }
-"""Name of each command: where it is, and its line in `hoptell --help`; in the order shown."""
+"""Each command: where it is, and its line in `hoptell --help` (none for what only programs
+call); in the order shown."""
 
 
 class Failure(click.ClickException):
@@ -76,7 +77,7 @@ class CommandLine(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items() if line])
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _errors_in_words():  # --help and --version print while options are read
