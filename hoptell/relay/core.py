@@ -61,6 +61,7 @@ from hoptell.relay.model import (
     Message,
     Peer,
     Receipt,
+    Restored,
     Write,
 )
 from hoptell.relay.rate import RateLimiter
@@ -164,7 +165,7 @@ class Relay:
         connection.state = "open"
         connection.name = hello.name
         connection.mode = hello.mode
-        connection.host = hello.host[:MAX_HOST_LENGTH]
+        connection.host = "".join(filter(str.isprintable, hello.host[:MAX_HOST_LENGTH]))
         connection.credential = accepted
         self._log(
             "connected",
@@ -244,6 +245,53 @@ class Relay:
                 now,
             )
 
+    # The journal ---------------------------------------------------------------------------
+
+    def restore(self, kept: Restored, *, now: float) -> None:
+        """Begin with what an earlier relay kept; once, before the first connection.
+
+        Nobody is online, so every delivery is queued, in its old order.
+        """
+        for peer in kept.peers:
+            self._peers[peer.name] = peer
+        for sender, key, receipt in kept.keys:
+            self._remember_key((sender, key), receipt)
+        for delivery in kept.deliveries:
+            self._enqueue(delivery)
+        for peer in kept.peers:
+            if not peer.queue:
+                self._rest(peer, now)
+
+    def withdraw(self, accepted: Accepted, sentence: str, *, now: float) -> None:
+        """Take back a message that could not be recorded: nobody has heard of it yet.
+
+        Whoever still waits for its acknowledgement hears `sentence`; the shell answers those
+        whose acknowledgement it holds.
+        """
+        receipt = accepted.receipt
+        self._awaiting.pop(receipt, None)
+        for connection, id in receipt.waiters:
+            if connection.state == "open":
+                self.effects.append(Write(connection, frames.Error(sentence, id)))
+        receipt.waiters = []
+        for delivery in accepted.deliveries:
+            self._withdraw_delivery(delivery, now)
+        if accepted.key is not None:
+            self._keys.pop((accepted.message.sender, accepted.key), None)
+        self._log("withdrawn", sender=accepted.message.sender, reference=receipt.reference)
+
+    def _withdraw_delivery(self, delivery: Delivery, now: float) -> None:
+        peer = delivery.peer
+        connection = peer.connection
+        if delivery.queued:
+            peer.queue.remove(delivery)
+            self._dequeued(delivery)
+            if not peer.queue and connection is None:
+                self._rest(peer, now)
+        elif connection is not None and delivery.id in connection.in_flight:
+            del connection.in_flight[delivery.id]
+            self._drain(peer, now)
+
     # Time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
@@ -301,15 +349,19 @@ class Relay:
         if peer.connection is not None:
             self._replace(peer, peer.connection)
         self._idle.pop(peer, None)
-        peer.host = connection.host
-        peer.roles = list(dict.fromkeys(hello.roles))
-        peer.wake = hello.wake if hello.wake and _is_wake_mode(hello.wake) else None
+        self._describe(peer, hello, connection.host)
         peer.connection = connection
         connection.peer = peer
         for role in (EVERYONE, *peer.roles):
             self._roles.setdefault(role, {})[peer.name] = peer
-        self.effects.append(Known(peer))
         self._drain(peer, now)
+
+    def _describe(self, peer: Peer, hello: frames.Hello, host: str) -> None:
+        roles = list(dict.fromkeys(hello.roles))
+        wake = hello.wake if hello.wake and _is_wake_mode(hello.wake) else None
+        if (peer.known, peer.host, peer.roles, peer.wake) != (True, host, roles, wake):
+            peer.known, peer.host, peer.roles, peer.wake = True, host, roles, wake
+            self.effects.append(Known(peer))
 
     def _know(self, name: str) -> Peer:
         if len(self._peers) >= self.limits.known_names:

@@ -151,7 +151,7 @@ class Connection:
 class Peer:
     """A known name: online while it has a connection."""
 
-    __slots__ = ("name", "host", "roles", "wake", "connection", "queue")
+    __slots__ = ("name", "host", "roles", "wake", "connection", "queue", "known")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -160,6 +160,18 @@ class Peer:
         self.wake: str | None = None
         self.connection: Connection | None = None
         self.queue: deque[Delivery] = deque()
+        self.known = False
+        """Whether a record tells of it as it is."""
+
+
+class Restored(msgspec.Struct):
+    """What a journal kept over the end of a relay."""
+
+    peers: list[Peer]
+    deliveries: list[Delivery]
+    """Unconfirmed, in the order of acceptance; their peers are among `peers`."""
+    keys: list[tuple[str, str, Receipt]]
+    """Sender, idempotency key and what its repeat is answered, oldest first."""
 
 
 # Effects: what the shell is to do, in this order -------------------------------------------

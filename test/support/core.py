@@ -33,8 +33,8 @@ EPOCH = 1_700_000_000.0
 class Driver:
     """A core and its clock; what is only recorded or logged is kept apart from the rest."""
 
-    def __init__(self, *, rate: Rate | None = None, **limits: Any) -> None:
-        self.relay = Relay(id_seed=SEED, rate=rate or Rate(0), limits=Limits(**limits))
+    def __init__(self, *, seed: str = SEED, rate: Rate | None = None, **limits: Any) -> None:
+        self.relay = Relay(id_seed=seed, rate=rate or Rate(0), limits=Limits(**limits))
         self.relay.epoch = EPOCH
         self.now = 100.0
         self.records: list[Effect] = []

@@ -1,0 +1,484 @@
+"""The journal's file: what it keeps, what it refuses, and what it does when the disk fails."""
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+from support.core import EPOCH, Driver, delivered, texts, written
+
+from hoptell import frames
+from hoptell.errors import ConfigurationError
+from hoptell.relay import journal as module
+from hoptell.relay.journal import SCHEMA_VERSION, NullJournal, SqliteJournal, Store
+from hoptell.relay.model import Accepted, Confirmed, Expired, Forgotten, Known
+
+RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten)
+
+
+class Relay:
+    """A core and its journal, with the commits done by hand: no thread, no loop."""
+
+    def __init__(self, file: Path, **limits: int) -> None:
+        self.store = Store(file, key_lifetime=600)
+        self.driver = Driver(seed=secrets.token_hex(16), **limits)
+        self.driver.relay.restore(self.store.load(EPOCH), now=self.driver.now)
+        self.recorded = 0
+
+    def commit(self) -> None:
+        batch = module.Batch()
+        for record in self.driver.records[self.recorded :]:
+            match record:
+                case Accepted():
+                    batch.accepted.append(record)
+                case Confirmed() | Expired():
+                    batch.done.append(record.delivery)
+                case Known():
+                    batch.peers[record.peer.name] = record.peer
+                case Forgotten():
+                    batch.peers[record.name] = None
+        self.recorded = len(self.driver.records)
+        self.store.commit(batch)
+
+    def end(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def rows(file: Path, query: str) -> list[tuple[object, ...]]:
+    """What any SQLite tool sees."""
+    with closing(sqlite3.connect(file)) as database:
+        return database.execute(query).fetchall()
+
+
+def test_a_restart_finds_unconfirmed_deliveries_with_their_order_ids_and_everything_else(file):
+    relay = Relay(file)
+    driver = relay.driver
+    alice, bob = driver.login("alice", roles=["r"], wake="hook"), driver.login("bob")
+    sent = [delivered(driver.send(bob, "alice", f"text {n}\0é", ttl=60))[0] for n in range(5)]
+    driver.got(alice, sent[1].id)
+    driver.close(alice)
+    driver.send(bob, "alice", "queued", reply_to=sent[0].message_id)
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    [info] = relay.driver.peers(bob)
+    assert info == frames.PeerInfo("alice", "alice-host", ["r"], False, 5, "hook")
+    alice = relay.driver.hello("alice")
+    again = delivered(relay.driver.take(), alice)
+    assert again[:4] == [sent[0], *sent[2:]]
+    assert (again[4].text, again[4].reply_to) == ("queued", sent[0].message_id)
+    relay.end()
+
+
+def test_a_deadline_counts_over_a_restart(file):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "brief", ttl=60)
+    relay.driver.send(bob, "alice", "lasting")
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    relay.driver.wait(61)
+    relay.commit()
+    relay.driver.hello("alice")
+    assert texts(relay.driver.take()) == ["lasting"]
+    relay.end()
+    assert rows(file, "SELECT text FROM messages") == [("lasting",)]
+
+
+def test_a_key_is_recognized_over_a_restart_and_answered_with_what_became_of_the_message(file):
+    relay = Relay(file)
+    driver = relay.driver
+    bob, alice = driver.login("bob"), driver.login("alice")
+    driver.close(driver.login("carol"))
+    flying = delivered(driver.send(bob, "alice", key="in flight"))[0]
+    arrived = delivered(driver.send(bob, "alice", key="arrived"))[0]
+    fanned = written(driver.send(bob, "@all", key="fanned"))[0]
+    queued = written(driver.send(bob, "carol", key="queued", ttl=60))[0]
+    driver.got(alice, arrived.id)
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    answers = {}
+    for key in ("in flight", "arrived", "fanned", "queued"):
+        [answers[key]] = written(relay.driver.send(bob, "alice", key=key))
+    assert answers == {
+        "in flight": frames.Ack(1, "queued", flying.message_id),
+        "arrived": frames.Ack(1, "delivered", arrived.message_id),
+        "fanned": fanned,
+        "queued": queued,
+    }
+    assert (fanned.count, fanned.skipped) == (1, [])
+    relay.end()
+
+
+def test_a_key_older_than_10_minutes_is_not_recognized_after_a_restart(file):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", key="k")
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    relay.driver.wait(601)
+    bob = relay.driver.login("bob")
+    relay.driver.send(bob, "alice", key="k")
+    relay.commit()
+    assert rows(file, "SELECT count(*) FROM deliveries") == [(2,)]
+    relay.end()
+
+
+def test_confirmed_and_expired_deliveries_and_forgotten_peers_leave_the_file(file):
+    relay = Relay(file)
+    driver = relay.driver
+    alice, bob = driver.login("alice"), driver.login("bob")
+    driver.login("carol")
+    both = delivered(driver.send(bob, "@all", "news"))
+    driver.send(bob, "alice", "brief", ttl=1)
+    relay.commit()
+    driver.got(alice, both[0].id)
+    driver.close(alice)
+    driver.wait(2)
+    relay.commit()
+    assert rows(file, "SELECT peer FROM deliveries") == [("carol",)]
+    assert rows(file, "SELECT text FROM messages") == [("news",)]
+    driver.wait(7 * 3600)
+    relay.commit()
+    assert rows(file, "SELECT name FROM peers ORDER BY name") == [("bob",), ("carol",)]
+    relay.end()
+
+
+def test_the_file_does_not_grow_with_traffic(file):
+    relay = Relay(file)
+    driver = relay.driver
+    alice, bob = driver.login("alice"), driver.login("bob")
+    sizes = []
+    for _ in range(4):
+        for _ in range(100):
+            [message] = delivered(driver.send(bob, "alice", "x" * 10_000))
+            driver.got(alice, message.id)
+            relay.commit()
+        sizes.append(file.stat().st_size)
+    assert max(sizes) < 500_000
+    relay.end()
+
+
+def test_space_that_a_full_queue_took_is_given_back(file):
+    relay = Relay(file, queued_per_peer=2000)
+    driver = relay.driver
+    bob = driver.login("bob")
+    driver.close(driver.login("alice"))
+    for _ in range(400):
+        driver.send(bob, "alice", "x" * 10_000)
+    relay.commit()
+    alice = driver.login("alice")
+    while alice.in_flight:
+        driver.got(alice, next(iter(alice.in_flight)))
+    relay.commit()
+    relay.store.maintain()
+    assert file.stat().st_size < 1_500_000
+    relay.end()
+
+
+def test_old_keys_leave_the_file(file, monkeypatch):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", key="old")
+    relay.commit()
+    sent_at = relay.driver.now + EPOCH
+    monkeypatch.setattr(module.time, "time", lambda: sent_at + 599)
+    relay.store.maintain()
+    assert rows(file, "SELECT key FROM keys") == [("old",)]
+    monkeypatch.setattr(module.time, "time", lambda: sent_at + 601)
+    relay.store.maintain()
+    assert rows(file, "SELECT key FROM keys") == []
+    relay.end()
+
+
+# The file
+
+
+def test_the_files_are_only_for_their_owner_and_a_loose_mode_is_tightened(file):
+    file.touch(0o644)
+    relay = Relay(file)
+    relay.driver.login("alice")
+    relay.commit()
+    lock = module.lock_file(file)
+    for made in file.parent.iterdir():
+        assert stat.S_IMODE(made.stat().st_mode) == 0o600, made
+    assert {made.name for made in file.parent.iterdir()} >= {"journal", "journal-wal"}
+    os.close(lock)
+    relay.end()
+
+
+def test_a_second_relay_on_the_file_is_told_the_first_ones_pid(file):
+    program = (
+        "import pathlib, sys, hoptell.relay.journal as j;"
+        "lock = j.lock_file(pathlib.Path(sys.argv[1])); print('locked', flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"locked\n"
+        with pytest.raises(ConfigurationError, match=f"pid {first.pid} "):
+            module.lock_file(file)
+        first.kill()
+    os.close(module.lock_file(file))  # a relay that was killed does not hold it
+
+
+def refused(file: Path) -> str:
+    """Why a journal is not opened; the files must be as they were."""
+    before = {path: path.read_bytes() for path in file.parent.iterdir() if path.is_file()}
+    with pytest.raises(ConfigurationError) as refusal:
+        Store(file, key_lifetime=600)
+    after = {path: path.read_bytes() for path in file.parent.iterdir() if path.is_file()}
+    assert after == before
+    return str(refusal.value)
+
+
+def test_a_newer_schema_is_left_untouched_and_explained(file):
+    Relay(file).end()
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    assert "newer hoptell" in refused(file)
+
+
+def test_a_damaged_file_is_left_untouched_and_explained(file):
+    relay = Relay(file, queued_per_peer=500)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    for _ in range(400):
+        relay.driver.send(bob, "alice", "x" * 1000)
+    relay.commit()
+    relay.end()
+    content = bytearray(file.read_bytes())
+    content[4096:40960] = os.urandom(36864)
+    file.write_bytes(content)
+    assert "cannot be used" in refused(file)
+    file.write_bytes(b"This is not a database, but it is long enough to be one." * 100)
+    assert "not a database" in refused(file)
+
+
+def test_another_programs_database_is_left_untouched(file):
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE theirs (a)")
+        database.execute("PRAGMA user_version = 1")
+    assert "another program" in refused(file)
+
+
+def test_a_folder_that_is_not_there_is_explained(tmp_path):
+    with pytest.raises(ConfigurationError, match="No such file"):
+        Store(tmp_path / "nowhere" / "journal", key_lifetime=600)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        module.lock_file(tmp_path / "nowhere" / "journal")
+
+
+def test_a_file_that_cannot_be_written_is_explained_at_the_start(file, monkeypatch):
+    Relay(file).end()
+    connect = sqlite3.connect
+
+    def read_only(database: object, **options: object) -> sqlite3.Connection:
+        return connect(f"file:{file}?mode=ro&immutable=1", **{**options, "uri": True})
+
+    monkeypatch.setattr(module.sqlite3, "connect", read_only)
+    assert "readonly" in refused(file)
+
+
+def test_a_file_of_schema_0_is_migrated(file):
+    sqlite3.connect(file).close()
+    Relay(file).end()
+    assert rows(file, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+
+
+# Commits
+
+
+@asynccontextmanager
+async def journal(file: Path) -> AsyncIterator[tuple[SqliteJournal, asyncio.Queue[tuple]]]:
+    """A journal with its thread; what it calls back comes in the queue."""
+    told: asyncio.Queue[tuple] = asyncio.Queue()
+    made = SqliteJournal(
+        file,
+        loop=asyncio.get_running_loop(),
+        on_durable=lambda accepted: told.put_nowait(("durable", accepted)),
+        on_failed=lambda accepted: told.put_nowait(("failed", accepted)),
+    )
+    made.restore(epoch=EPOCH)
+    try:
+        async with asyncio.timeout(10):
+            yield made, told
+    finally:
+        made.close()
+
+
+def accepted_messages(count: int) -> list[Accepted]:
+    driver = Driver(queued_per_peer=1000)
+    bob = driver.login("bob")
+    driver.close(driver.login("alice"))
+    for number in range(count):
+        driver.send(bob, "alice", f"text {number}")
+    return [record for record in driver.records if isinstance(record, Accepted)]
+
+
+async def test_what_arrives_during_a_commit_becomes_one_next_commit(file, monkeypatch):
+    sizes = []
+    slow = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    commit = Store.commit
+
+    def spy(store: Store, batch: module.Batch) -> None:
+        sizes.append(len(batch.accepted))
+        if len(sizes) == 1:
+            asyncio.run_coroutine_threadsafe(slow.wait(), loop).result(10)
+        commit(store, batch)
+
+    monkeypatch.setattr(Store, "commit", spy)
+    messages = accepted_messages(30)
+    async with journal(file) as (made, told):
+        for message in messages:
+            made.record(message)
+            made.flush()
+        slow.set()
+        assert await told.get() == ("durable", messages[:1])
+        assert await told.get() == ("durable", messages[1:])
+    assert sizes[:2] == [1, 29]
+
+
+async def test_the_event_loop_runs_while_a_commit_takes_its_time(file, monkeypatch):
+    loop = asyncio.get_running_loop()
+    turned = asyncio.Event()
+    commit = Store.commit
+
+    def slow(store: Store, batch: module.Batch) -> None:
+        # Ends only once the loop has turned: if it could not, this would time out.
+        asyncio.run_coroutine_threadsafe(turned.wait(), loop).result(5)
+        commit(store, batch)
+
+    monkeypatch.setattr(Store, "commit", slow)
+    async with journal(file) as (made, told):
+        made.record(accepted_messages(1)[0])
+        made.flush()
+        loop.call_soon(turned.set)
+        assert (await told.get())[0] == "durable"
+
+
+@pytest.fixture
+def full_disk(file: Path, monkeypatch) -> Callable[[bool], None]:
+    """A switch: while on, SQLite finds no more room in the file."""
+    state = {"full": False}
+    commit = Store.commit
+
+    def limited(store: Store, batch: module.Batch) -> None:
+        execute = store._database.execute
+        (pages,) = execute("PRAGMA page_count").fetchone()
+        execute(f"PRAGMA max_page_count = {pages if state['full'] else 2**30}")
+        commit(store, batch)
+
+    monkeypatch.setattr(Store, "commit", limited)
+    return lambda full: state.update(full=full)
+
+
+async def test_a_full_disk_fails_what_does_not_fit_and_the_journal_recovers(
+    file, full_disk, monkeypatch
+):
+    monkeypatch.setattr(module, "RETRY_INTERVAL", 0.01)
+    messages = accepted_messages(300)
+    for message in messages:
+        message.message.text = "x" * 5_000
+    full_disk(True)
+    async with journal(file) as (made, told):
+        for message in messages[:200]:
+            made.record(message)
+        made.flush()
+        assert await told.get() == ("failed", messages[:200])
+        made.record(messages[200])  # waits for the next try
+        made.flush()
+        full_disk(False)
+        later = [await told.get()]
+        while later[-1][0] != "durable" or not later[-1][1]:
+            later.append(await told.get())
+        for message in messages[201:203]:
+            made.record(message)
+        made.flush()
+        assert await told.get() == ("durable", messages[201:203])
+    kept = {reference for (reference,) in rows(file, "SELECT reference FROM messages")}
+    assert kept == {message.receipt.reference for message in messages[200:203]}
+
+
+async def test_a_confirmation_that_could_not_be_written_is_written_later(
+    file, full_disk, monkeypatch
+):
+    monkeypatch.setattr(module, "RETRY_INTERVAL", 0.01)
+    first, *more = accepted_messages(300)
+    async with journal(file) as (made, told):
+        made.record(first)
+        made.flush()
+        await told.get()
+        full_disk(True)
+        made.record(Confirmed(first.deliveries[0]))
+        for message in more:
+            message.message.text = "x" * 5_000
+            made.record(message)
+        made.flush()
+        assert (await told.get())[0] == "failed"
+        full_disk(False)
+        while (await told.get())[0] != "durable":
+            pass
+    assert rows(file, "SELECT count(*) FROM deliveries") == [(0,)]
+
+
+async def test_closing_writes_what_was_recorded(file):
+    async with journal(file) as (made, _told):
+        made.record(accepted_messages(1)[0])
+    assert rows(file, "SELECT count(*) FROM deliveries") == [(1,)]
+
+
+def test_without_a_journal_a_message_is_released_at_once():
+    [accepted] = accepted_messages(1)
+    assert not accepted.receipt.durable
+    NullJournal().record(accepted)
+    assert accepted.receipt.durable
+    assert NullJournal().restore(epoch=0).deliveries == []
+
+
+# Taking back
+
+
+def test_a_message_that_could_not_be_recorded_leaves_no_trace_and_its_sender_is_told():
+    driver = Driver(in_flight=1)
+    alice, bob = driver.login("alice"), driver.login("bob")
+    driver.close(driver.login("carol"))
+    driver.send(bob, "alice", "flying", key="k")
+    driver.send(bob, "alice", "queued")
+    driver.send(bob, "carol", "offline")
+    flying, queued, offline = (r for r in driver.records if isinstance(r, Accepted))
+    driver.relay.withdraw(flying, "the disk is full", now=driver.now)
+    effects = driver.take()
+    assert written(effects) == [frames.Error("the disk is full", 1)]
+    assert texts(effects, alice) == ["queued"]
+    driver.relay.withdraw(queued, "the disk is full", now=driver.now)
+    driver.relay.withdraw(offline, "the disk is full", now=driver.now)
+    driver.take()
+    assert (driver.relay._queued, driver.relay._queued_bytes, alice.in_flight) == (0, 0, {})
+    assert not driver.relay._awaiting and not driver.relay._keys
+    driver.wait(7 * 3600)
+    assert driver.peers(bob) == [frames.PeerInfo("alice", "alice-host", [], True, 0)]
