@@ -13,9 +13,10 @@ if (Path(__file__).resolve().parent.parent / ".env").exists():
     pytest.exit("the tests would read this checkout's .env: move it to ~/.config/hoptell/.env", 2)
 
 # Before anything is imported or started: tests and their processes find no settings, and an
-# empty home folder. Each worker of pytest-xdist has its own.
+# empty home folder. Each worker of pytest-xdist has its own. test/clients needs its programs.
 for _name in [name for name in os.environ if name.startswith(("HOPTELL_", "XDG_"))]:
-    del os.environ[_name]
+    if _name != "HOPTELL_CLIENTS_LAB":
+        del os.environ[_name]
 os.environ["HOME"] = tempfile.mkdtemp(prefix="hoptell-test-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
