@@ -1,0 +1,12 @@
+"""Terminal agents: an agent in a tmux pane, and messages typed into its prompt (SPEC.md, 7).
+
+screen.py      what an agent's screen says. Pure
+typist.py      whether to paste, press Enter, wait or give up. Pure, `now` is passed in
+batch.py       which waiting messages are typed together, and which are only announced. Pure
+foreground.py  who is in the foreground of a terminal
+pane.py        tmux: read the pane, paste, press Enter
+session.py     start the agent in a session of its own
+launch.py      becomes the agent, inside the pane
+status.py      what the injector does and why it holds, for the doctor
+injector.py    deliveries from the relay into the pane
+"""

@@ -1,0 +1,341 @@
+"""Deliveries from the relay into the agent's pane: stored, confirmed, then typed.
+
+The injector holds the peer's relay connection, so that the name is online from the launch to
+the agent's end, whatever the agent runs. What arrives is stored in the inbox and confirmed at
+once; from there on it is the inbox that keeps it. A message is claimed only when the prompt is
+seen to be empty, and its claim is removed only when its text was seen to leave the prompt
+again: whatever goes wrong between, it is still there for the next attempt, or for the agent's
+own `read_inbox`.
+
+While nothing waits, the pane is not looked at.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hoptell.client import RelayClient
+from hoptell.errors import HoptellError, InboxError
+from hoptell.frames import Message
+from hoptell.inbox import Claim, Inbox
+from hoptell.render import render
+from hoptell.settings import PeerSettings, load_peer_settings
+from hoptell.sidecar.texts import listen_command
+from hoptell.tmux import foreground
+from hoptell.tmux.batch import Batch, choose
+from hoptell.tmux.pane import Pane, PaneGone, Tmux
+from hoptell.tmux.session import Session
+from hoptell.tmux.status import Reporter, Status
+from hoptell.tmux.typist import Done, Enter, Paste, Phase, Typist, Wait
+
+ALIVE_INTERVAL = 0.5
+"""Seconds between looks whether the agent still runs."""
+PIN_INTERVAL = 2.0
+"""Seconds between looks for the agent below a shell, until its screen was recognized."""
+RECHECK_INTERVAL = 30.0
+"""Seconds after which the inbox is looked at though nothing arrived: a sidecar may have put
+back what it could not hand over."""
+COUNT_INTERVAL = 2.0
+"""Seconds between looks whether what is held still waits: the agent may read it itself."""
+RETRY_INTERVAL = 5.0
+"""Seconds until an inbox that refuses is tried again."""
+ANNOUNCE_AGAIN = (120.0, 600.0, 1800.0)
+"""Seconds after which what was announced and not read is announced again; then no more."""
+MAX_CLAIMS = 50
+IDLE = "waits for messages"
+
+
+@dataclass
+class _Announced:
+    """What was announced and stays in the inbox."""
+
+    times: int
+    at: float
+
+    @property
+    def due_at(self) -> float:
+        """When to say it again, on the monotonic clock."""
+        return self.at + dict(enumerate(ANNOUNCE_AGAIN, start=1)).get(self.times, float("inf"))
+
+
+class Injector:
+    """Types what is in `inbox` into `pane`, for as long as the agent runs."""
+
+    def __init__(
+        self,
+        pane: Pane,
+        inbox: Inbox,
+        reporter: Reporter,
+        *,
+        reading: str,
+        notice: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`reading` says in the notices how the agent reads its inbox; `notice`: always one."""
+        self._pane = pane
+        self._inbox = inbox
+        self._reporter = reporter
+        self._reading = reading
+        self._notice = notice
+        self._now = now
+        self._typist = Typist()
+        self._arrived = asyncio.Event()
+        self._arrived.set()  # something may be left from before
+        self._batch: Batch | None = None
+        self._claims: list[Claim] = []
+        self._announcing: list[str] = []
+        self._announced: dict[str, _Announced] = {}
+        self._counted_at = float("-inf")
+
+    async def run(self, client: RelayClient, stopped: asyncio.Event) -> None:
+        """Work until the agent has ended, or `stopped` is set."""
+        tasks = [
+            asyncio.create_task(self._watch(client)),
+            asyncio.create_task(self._until(stopped)),
+            asyncio.create_task(self._receive(client)),
+            asyncio.create_task(self._deliver()),
+        ]
+        try:
+            pending = set(tasks)
+            while pending and not (tasks[0].done() or tasks[1].done()):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._release)
+
+    async def _until(self, stopped: asyncio.Event) -> None:
+        await stopped.wait()
+
+    async def _watch(self, client: RelayClient) -> None:
+        """Return when the agent has ended."""
+        pinned_at = float("-inf")
+        while await asyncio.to_thread(self._pane.alive):
+            self._reporter.update(connected=client.connected, problem=client.problem)
+            if self._pane.agent is None and self._now() - pinned_at > PIN_INTERVAL:
+                pinned_at = self._now()
+                await asyncio.to_thread(self._pin)
+            await asyncio.sleep(ALIVE_INTERVAL)
+
+    def _pin(self) -> None:
+        # Only below a shell: else the agent is the process that tmux started.
+        process = foreground.find(self._pane.pid)
+        if process is not None and process.is_shell:
+            with contextlib.suppress(PaneGone):
+                self._pane.look()
+
+    # From the relay to the inbox -----------------------------------------------------------
+
+    async def _receive(self, client: RelayClient) -> None:
+        try:
+            async for delivery in client:
+                await self._store(delivery.message)
+                await delivery.confirm()
+        except HoptellError as error:  # the relay does not want us: the inbox is still there
+            self._reporter.update(connected=False, problem=str(error))
+
+    async def _store(self, message: Message) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._inbox.store, message)
+            except InboxError as error:
+                self._reporter.update(state=str(error))
+                await asyncio.sleep(RETRY_INTERVAL)
+            else:
+                self._arrived.set()
+                return
+
+    # From the inbox into the pane ----------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        with contextlib.suppress(PaneGone):  # the watch says when the agent has ended
+            while True:
+                try:
+                    await self._until_something_waits()
+                    await self._type_what_waits()
+                    self._reporter.update(state=IDLE)
+                except InboxError as error:
+                    self._reporter.update(state=str(error))
+                    await asyncio.sleep(RETRY_INTERVAL)
+
+    async def _until_something_waits(self) -> None:
+        while not self._arrived.is_set():
+            due_at = min((entry.due_at for entry in self._announced.values()), default=float("inf"))
+            pause = min(RECHECK_INTERVAL, max(0.0, due_at - self._now()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._arrived.wait()
+            if await self._count():
+                return
+        self._arrived.clear()
+
+    async def _type_what_waits(self) -> None:
+        """Until nothing is left but what was announced."""
+        while self._batch is not None or await self._anything():
+            look = await asyncio.to_thread(self._pane.look)
+            match self._typist.next(look, self._now()):
+                case Wait(reason, seconds):
+                    self._reporter.update(state=reason or None)
+                    if self._typist.phase is Phase.WAITING:  # what was typed got lost
+                        await asyncio.to_thread(self._release)
+                    await asyncio.sleep(seconds)
+                case Paste(stamp):
+                    if not await self._paste(stamp):
+                        return
+                case Enter(stamp):
+                    await self._enter(stamp)
+                case Done():
+                    await asyncio.to_thread(self._settle)
+
+    async def _anything(self) -> bool:
+        if self._now() - self._counted_at < COUNT_INTERVAL:
+            return self._reporter.status.waiting > 0
+        return await self._count() > 0
+
+    async def _count(self) -> int:
+        waiting = await asyncio.to_thread(self._inbox.waiting)
+        self._counted_at = self._now()
+        status = self._reporter.status
+        status.waiting, status.oldest_at = waiting.count, waiting.oldest_at
+        status.announced = len(self._announced)
+        return waiting.count
+
+    async def _paste(self, stamp: str) -> bool:
+        """Paste the next batch, or the last one again; False if there is nothing to paste."""
+        if self._batch is None:
+            await asyncio.to_thread(self._take_batch)
+        if self._batch is None:
+            self._counted_at = float("-inf")
+            return False
+        if await asyncio.to_thread(self._pane.paste, self._batch.text, stamp):
+            self._typist.pasted(self._batch.text, self._now())
+        else:
+            await asyncio.to_thread(self._release)
+            self._typist.turned_down()
+        return True
+
+    async def _enter(self, stamp: str) -> None:
+        if await asyncio.to_thread(self._pane.enter, stamp):
+            self._typist.entered(self._now())
+        else:
+            self._typist.turned_down()
+
+    def _take_batch(self) -> None:
+        claims = self._inbox.claim(limit=MAX_CLAIMS + len(self._announced))
+        self._claims = claims
+        self._forget_what_was_read(claims)
+        fresh = [claim for claim in claims if claim.message.id not in self._announced]
+        messages = [claim.message for claim in fresh]
+        batch = choose(messages, render=_rendered, notice=self._notice, reading=self._reading)
+        if batch is None and any(e.due_at <= self._now() for e in self._announced.values()):
+            fresh, messages = claims, [claim.message for claim in claims]
+            batch = choose(messages, render=_rendered, notice=True, reading=self._reading)
+        taken = fresh[: batch.count] if batch is not None else []
+        self._announcing = [claim.message.id for claim in taken if batch and batch.notice]
+        self._claims = [] if self._announcing else taken
+        for claim in claims:
+            if claim not in self._claims:
+                claim.release()
+        self._batch = batch
+
+    def _forget_what_was_read(self, claims: Sequence[Claim]) -> None:
+        there = {claim.message.id for claim in claims}
+        self._announced = {id: entry for id, entry in self._announced.items() if id in there}
+        for claim in claims:  # a long message that the agent reads in parts: it knows of it
+            if claim.offset:
+                self._announced.setdefault(claim.message.id, _Announced(1, self._now()))
+
+    def _settle(self) -> None:
+        """The batch was submitted."""
+        for claim in self._claims:
+            claim.remove()
+        for id in self._announcing:
+            entry = self._announced.get(id)
+            self._announced[id] = _Announced(entry.times + 1 if entry else 1, self._now())
+        self._forget_batch()
+        self._typist.reset()
+
+    def _release(self) -> None:
+        """The batch was not submitted: back to the inbox with it."""
+        for claim in self._claims:
+            claim.release()
+        self._forget_batch()
+
+    def _forget_batch(self) -> None:
+        self._batch, self._claims, self._announcing = None, [], []
+        self._counted_at = float("-inf")
+
+
+def _rendered(message: Message) -> str:
+    # An agent without hoptell's tools answers from its shell.
+    return render(message, now_ms=int(time.time() * 1000), shell=True).rstrip("\n")
+
+
+def reading(settings: PeerSettings, name: str) -> str:
+    """How the agent reads its inbox, for the notices."""
+    command = listen_command(name, settings.home)
+    return f"call the tool read_inbox or, without it, run: {command} 1"
+
+
+def main(folder: Path) -> int:
+    """Run the injector of the session in `folder` until its agent has ended."""
+    session = Session.load(folder)
+    settings_file = folder / "settings.env"
+    settings = load_peer_settings({"HOPTELL_ENV": str(settings_file)})
+    tmux = Tmux(tmux_bin=session.tmux)
+    pane = Pane(tmux, session.pane, session.pid)
+    status = Status(session.name, os.getpid(), session.pane, session.pid)
+    reporter = Reporter(status, folder, functools.partial(print, flush=True))
+    print(f"hoptell types messages for {session.name} into {session.command}, pane {pane.id}.")
+    print("This window ends with the agent. Why something is held:\n", flush=True)
+    try:
+        asyncio.run(_main(session, settings, pane, reporter))
+    except HoptellError as error:
+        reporter.update(state=str(error))
+        raise
+    finally:
+        settings_file.unlink(missing_ok=True)
+        _end(pane, reporter)
+    return 0
+
+
+async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: Reporter) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C in the wrong window
+    inbox = await asyncio.to_thread(Inbox, settings.home, session.name)
+    injector = Injector(
+        pane,
+        inbox,
+        reporter,
+        reading=reading(settings, session.name),
+        notice=session.notice,
+    )
+    roles = list(settings.roles)
+    async with RelayClient(settings, name=session.name, roles=roles, wake="tmux") as client:
+        await injector.run(client, stopped)
+
+
+def _end(pane: Pane, reporter: Reporter) -> None:
+    """Leave the last word for who started the session, and close what is dead."""
+    status = reporter.status
+    if foreground.find(pane.pid) is None:
+        status.exit_status = pane.exit_status()
+    status.connected, status.ended_at = False, time.time()
+    reporter.update(state="ended")
+    reporter.write()
+    if foreground.find(pane.pid) is None:
+        pane.tmux.cmd("kill-pane", "-t", pane.id)
+    else:  # a shell is left in it: from now on it is an ordinary pane
+        pane.tmux.cmd("set-option", "-w", "-t", pane.id, "remain-on-exit", "off")

@@ -1,0 +1,188 @@
+"""The agent's pane in tmux: look, paste, press Enter. Each is one tmux process, 2 to 4 ms.
+
+Looking takes cursor, title, screen and clients in one command list, which tmux runs without
+reading from the pane in between: they belong together. Typing is guarded inside tmux by
+`if-shell -F` on the stamp of the look that it rests on. The text itself goes in by standard
+input, so that no option, key name or format in it means anything, and out as one bracketed
+paste; a text with anything but printable characters, tab and newline is refused.
+"""
+
+import re
+import secrets
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import libtmux
+from libtmux.common import tmux_cmd
+
+from hoptell.tmux import foreground
+from hoptell.tmux.foreground import Process
+from hoptell.tmux.screen import Screen, State, read
+from hoptell.tmux.typist import Look
+
+STAMP = " ".join(
+    f"#{{{name}}}"
+    for name in (
+        "pane_id pane_pid pane_dead pane_in_mode pane_input_off pane_synchronized"
+        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height"
+    ).split()
+)
+"""What must not have changed between the look and the typing."""
+
+_SAFE = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|[\t\n])*")
+
+
+class Tmux(libtmux.Server):
+    """libtmux's server, spoken to in UTF-8 whatever the locale (`tmux -u`)."""
+
+    def cmd(self, cmd: str, *args: Any, target: str | int | None = None) -> tmux_cmd:
+        """Run one tmux command, or several with `;` as an argument of its own between them."""
+        words = [*self.words(), cmd, *([] if target is None else ["-t", target]), *args]
+        return tmux_cmd(*words[1:], tmux_bin=str(words[0]))
+
+    def words(self) -> list[str]:
+        """The command line up to the tmux command."""
+        socket = [f"-L{self.socket_name}"] if self.socket_name else []
+        socket += [f"-S{self.socket_path}"] if self.socket_path else []
+        config = [f"-f{self.config_file}"] if self.config_file else []
+        return [str(self.tmux_bin or "tmux"), "-u", *socket, *config]
+
+
+class PaneGone(Exception):
+    """The pane, or the whole tmux server, is no more."""
+
+
+@dataclass
+class Pane:
+    """The pane `id` (`%5`) in which tmux started process `pid`, and nothing else."""
+
+    tmux: Tmux
+    id: str
+    pid: int
+    agent: Process | None = field(default=None, init=False)
+    """The agent, once its screen was recognized."""
+
+    def look(self) -> Look:
+        """See what the pane shows now.
+
+        Raises:
+            PaneGone: there is no such pane any more.
+        """
+        running = foreground.agent_below(self.pid)
+        answer = self.tmux.cmd(
+            "display-message", "-p", "-t", self.id, STAMP,
+            ";", "display-message", "-p", "-t", self.id, "#{window_id} #{pane_mode}",
+            ";", "display-message", "-p", "-t", self.id, "#{pane_title}",
+            ";", "list-clients", "-F", "#{client_activity} #{window_id}",
+            ";", "display-message", "-p", "end",
+            ";", "capture-pane", "-p", "-e", "-t", self.id,
+        )  # fmt: skip
+        if answer.returncode:
+            raise PaneGone(" ".join(answer.stderr))
+        return self._understood(answer.stdout, running)
+
+    def _understood(self, lines: list[str], running: Process | None) -> Look:
+        stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
+        end = lines.index("end", 3)
+        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" "), strict=True))
+        screen = Screen(
+            rows=lines[end + 1 :],
+            cursor=(int(values["cursor_x"]), int(values["cursor_y"])),
+            cursor_shown=values["cursor_flag"] == "1",
+            width=int(values["pane_width"]),
+            title=title,
+        )
+        reading = read(screen)
+        problem = self._problem(values, mode, running)
+        if problem is None and reading.state is not State.UNKNOWN and self.agent is None:
+            self.agent = running
+        return Look(stamp, reading, problem, _person_at(lines[3:end], window))
+
+    def _problem(self, values: dict[str, str], mode: str, running: Process | None) -> str | None:
+        if values["pane_id"] != self.id or values["pane_pid"] != str(self.pid):
+            return "the pane runs another process"
+        if values["pane_dead"] == "1" or running is None:
+            return "no agent is running in the pane"
+        if values["pane_in_mode"] not in ("", "0"):
+            return f"the pane is in {mode or 'a tmux mode'}"
+        if values["pane_input_off"] == "1":
+            return "the pane's input is switched off (select-pane -d)"
+        if values["pane_synchronized"] == "1":
+            return "the window's panes are synchronized: every pane would get the text"
+        if self.agent is not None and not _same(self.agent, running):
+            return "another program is in the foreground of the pane"
+        if running.suspended:
+            return "the agent is suspended"
+        if not running.in_foreground:
+            return "another program is in the foreground of the pane"
+        return None
+
+    def paste(self, text: str, stamp: str) -> bool:
+        """Paste `text` if the pane still is as `stamp` says; tell whether it was done.
+
+        Raises:
+            PaneGone: there is no such pane any more.
+            ValueError: the text is not printable; nothing was done.
+        """
+        if _SAFE.fullmatch(text) is None:
+            raise ValueError("only printable text, tab and newline may be pasted")
+        buffer = f"hoptell-{secrets.token_hex(8)}"
+        paste = f"paste-buffer -p -r -d -b {buffer} -t {self.id}"
+        load = ["load-buffer", "-b", buffer, "-", ";"]
+        return self._guarded(stamp, paste, f"delete-buffer -b {buffer}", load, text)
+
+    def enter(self, stamp: str) -> bool:
+        """Press Enter if the pane still is as `stamp` says; tell whether it was done.
+
+        Raises:
+            PaneGone: there is no such pane any more.
+        """
+        return self._guarded(stamp, f"send-keys -t {self.id} Enter")
+
+    def _guarded(
+        self,
+        stamp: str,
+        then: str,
+        otherwise: str = "",
+        first: "list[str] | tuple[()]" = (),
+        text: str = "",
+    ) -> bool:
+        condition = f"#{{==:{STAMP},{stamp}}}"
+        refused = f"{otherwise} ; " if otherwise else ""
+        answer = subprocess.run(
+            [
+                *self.tmux.words(), *first,
+                "if-shell", "-F", "-t", self.id, condition,
+                f"{then} ; display-message -p done", f"{refused}display-message -p held",
+            ],
+            input=text.encode(), capture_output=True, check=False,
+        )  # fmt: skip
+        if answer.returncode:
+            raise PaneGone(answer.stderr.decode(errors="replace").strip())
+        return answer.stdout.decode().split()[-1:] == ["done"]
+
+    def exit_status(self) -> int | None:
+        """The exit status of the process that tmux started, where tmux still knows it."""
+        found = self.tmux.cmd("display-message", "-p", "-t", self.id, "#{pane_dead_status}")
+        text = found.stdout[0] if found.stdout else ""
+        return int(text) if text.isdigit() else None
+
+    def alive(self) -> bool:
+        """Whether what was started is still there: the process, and the agent if it is known."""
+        if foreground.find(self.pid) is None:
+            return False
+        return self.agent is None or self.agent.alive()
+
+
+def _same(one: Process, other: Process) -> bool:
+    return (one.pid, one.started) == (other.pid, other.started)
+
+
+def _person_at(clients: list[str], window: str) -> float:
+    """When somebody last typed at a client that shows `window`, on the monotonic clock."""
+    seen = (line.split(" ") for line in clients)
+    typed = [int(at) for at, shown in seen if shown == window and at.isdigit()]
+    # tmux tells whole seconds: take the last moment that they may mean.
+    return time.monotonic() - (time.time() - max(typed) - 1) if typed else float("-inf")

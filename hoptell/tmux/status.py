@@ -1,0 +1,87 @@
+"""What the injector does and why it holds: one line in its window, one file for the doctor."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+WRITE_INTERVAL = 10.0
+"""Seconds after which the file is written again though only numbers changed."""
+
+
+class Status(msgspec.Struct):
+    """The content of status.json; times are Unix times in seconds."""
+
+    name: str
+    pid: int
+    """The injector's."""
+    pane: str
+    agent_pid: int
+    connected: bool = False
+    problem: str | None = None
+    """Why it is not connected to the relay."""
+    state: str = "starting"
+    """What it does, or why it does not type what waits."""
+    since: float = 0.0
+    """When that began."""
+    waiting: int = 0
+    oldest_at: float | None = None
+    """When the oldest waiting message was stored."""
+    announced: int = 0
+    """Messages that were announced and are not read yet."""
+    updated_at: float = 0.0
+    ended_at: float | None = None
+    exit_status: int | None = None
+    """The agent's, once it ended, where it is known."""
+
+
+def read_status(folder: Path) -> Status | None:
+    """The status in a session's folder; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / "status.json").read_bytes(), type=Status)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+class Reporter:
+    """Keeps one Status up to date on disk and in the window."""
+
+    def __init__(self, status: Status, folder: Path, say: Callable[[str], object] = print) -> None:
+        self.status = status
+        self._file = folder / "status.json"
+        self._say = say
+        self._written_at = float("-inf")
+
+    def update(
+        self, *, connected: bool | None = None, problem: str | None = None, state: str | None = None
+    ) -> None:
+        """Take in what is given; write and say it if it is news."""
+        status, news = self.status, False
+        if connected is not None and (connected, problem) != (status.connected, status.problem):
+            status.connected, status.problem = connected, problem
+            self._tell("online at the relay" if connected else f"not online: {problem}")
+            news = True
+        if state is not None and state != status.state:
+            status.state, status.since = state, time.time()
+            waiting = f" ({status.waiting} waiting)" if status.waiting else ""
+            self._tell(state + waiting)
+            news = True
+        if news or time.monotonic() - self._written_at > WRITE_INTERVAL:
+            self.write()
+
+    def write(self) -> None:
+        """Replace the file; where the disk refuses, the window still tells."""
+        self.status.updated_at = time.time()
+        self._written_at = time.monotonic()
+        temporary = self._file.with_name(f".status.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(handle, "wb") as stream:
+                stream.write(msgspec.json.encode(self.status))
+            temporary.replace(self._file)
+
+    def _tell(self, text: str) -> None:
+        self._say(f"{time.strftime('%H:%M:%S')}  {text}")
