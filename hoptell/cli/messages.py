@@ -110,27 +110,22 @@ async def _list() -> list[frames.PeerInfo]:
 
 
 def _table(peers: list[frames.PeerInfo]) -> str:
+    from hoptell.render import field
+
     rows = [("NAME", "STATE", "HOST", "ROLES", "QUEUED", "WAKE")] + [
         (
             peer.name,
             "online" if peer.online else "offline",
-            _shown(peer.host),
-            _shown(",".join(peer.roles)),
+            field(peer.host) if peer.host else "-",
+            ",".join(map(field, peer.roles)) or "-",
             str(peer.queued),
-            _shown(peer.wake or ""),
+            field(peer.wake) if peer.wake else "-",
         )
         for peer in peers
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines)
-
-
-def _shown(text: str) -> str:
-    """What another peer wrote about itself: short, in one line, and nothing a terminal obeys."""
-    if len(text) > MAX_NAME_LENGTH:
-        text = text[: MAX_NAME_LENGTH - 1] + "…"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) or "-"
 
 
 # send -------------------------------------------------------------------------------------
@@ -429,7 +424,7 @@ def _standard_input() -> str:
 def _framed(message: frames.Message) -> str:
     from hoptell.render import render
 
-    return render(message, now_ms=int(time.time() * 1000))
+    return render(message, now_ms=int(time.time() * 1000), shell=True).removesuffix("\n")
 
 
 def _wire(frame: msgspec.Struct) -> dict[str, Any]:
