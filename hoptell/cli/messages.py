@@ -211,7 +211,7 @@ def _skipped(ack: frames.Ack) -> str:
     epilog="""\b
 Examples:
   hoptell ask bob "which port does the test server use?"
-  hoptell ask --timeout 30m --json @reviewer "is 4f2c91a safe to release?" | jq -r .text
+  hoptell ask --timeout 30m --json @reviewer "is 4f2c91a safe?" | jq -r .text
 
 Exit code 3: no answer came in time.""",
 )

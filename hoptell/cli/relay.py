@@ -11,9 +11,11 @@ from hoptell.settings import DEFAULT_HOST, DEFAULT_PORT
 
 EPILOG = """\b
 Examples:
-  hoptell relay                                  for this machine only, on port 7777
-  hoptell members add alice --file members.json  and then, for other machines too:
-  hoptell relay --host 0.0.0.0 --members members.json
+  hoptell relay
+      for this machine only, on port 7777
+  hoptell members add alice --file members.json
+  hoptell relay --host 192.168.1.10 --members members.json
+      for other machines too, each member with a token of its own
 
 On its first start without any settings it makes a token in the settings file, where the
 other commands on this machine find it. For other machines set HOPTELL_TOKEN or --members
