@@ -1,0 +1,378 @@
+"""What is written about hoptell, held against what it is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from hoptell import cli, frames, names
+from hoptell.relay.model import Limits
+from hoptell.settings import WAKE_MODES, PeerSettings, Rate, RelaySettings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+FROM_ENVIRONMENT_ONLY = {"HOPTELL_ENV", "HOPTELL_DEBUG"}
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading, up to the next one of its level or a higher one."""
+    level = heading.partition(" ")[0]
+    found = re.search(
+        rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    assert found is not None, f"there is no heading {heading!r}"
+    return found[1]
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of all tables in `text`, without their heads."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line.strip("|"))
+            rows.append([cell.strip() for cell in cells])
+        elif rows and rows[-1] != []:
+            rows.append([])
+    bodies: list[list[str]] = []
+    for before, row in zip([[], *rows], rows, strict=False):
+        if row and not set("".join(row)) <= set("-: ") and before != []:
+            bodies.append(row)
+    return bodies
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command, with those of groups, under its full name."""
+
+    def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        yield name, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for sub in command.list_commands(context):
+                found = command.get_command(context, sub)
+                assert found is not None
+                yield from walk(f"{name} {sub}", found)
+
+    for name in cli.COMMANDS:
+        found = cli.command_line.get_command(click.Context(cli.command_line), name)
+        assert found is not None
+        yield from walk(name, found)
+
+
+COMMANDS = dict(all_commands())
+SHOWN = {name: command for name, command in COMMANDS.items() if not command.hidden}
+
+
+# README.md: the two commands at the top ------------------------------------------------------
+
+
+def test_the_readme_begins_with_the_two_commands_that_do_everything() -> None:
+    start, tests = code_blocks(README, "sh")[:2]
+    assert start.strip().endswith("/hoptell relay")
+    assert tests.strip().endswith("/pytest -q")
+    for command in (start, tests):
+        assert command.count("\n") == 1 and command.startswith("python3 -m venv .venv && ")
+    assert README.index(tests) < README.index("\n## ")
+
+
+def test_the_checks_run_the_readmes_command_for_the_tests() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert code_blocks(README, "sh")[1].strip() in script.splitlines()
+
+
+def test_the_checks_run_the_four_commands_and_need_no_terminal() -> None:
+    file = ROOT / ".ci" / "run"
+    script = file.read_text(encoding="utf-8")
+    assert os.access(file, os.X_OK)
+    assert "set -euo pipefail" in script and "exec </dev/null" in script
+    for command in ("ruff check", "ruff format --check", "mypy", "pytest -q"):
+        assert f".venv/bin/{command}" in script
+    subprocess.run(["bash", "-n", file], check=True, timeout=10)
+
+
+def test_contributing_lists_the_four_commands_and_no_more() -> None:
+    (block,) = code_blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "sh")
+    assert block.split("\n") == [
+        ".venv/bin/ruff format",
+        ".venv/bin/ruff check",
+        ".venv/bin/mypy",
+        ".venv/bin/pytest",
+        "",
+    ]
+
+
+# README.md: commands, options, variables, numbers --------------------------------------------
+
+
+def readme_usages() -> dict[str, str]:
+    """The table of commands: name of each command, and how it is used."""
+    usages = {}
+    for row in table(section(README, "## Commands")):
+        used = row[0].replace("\\|", "|")
+        match = re.match(r"`hoptell ([a-z]+)", used)
+        assert match is not None, used
+        usages[match[1]] = used
+    return usages
+
+
+def test_the_readme_lists_every_command() -> None:
+    assert readme_usages().keys() == {name for name in SHOWN if " " not in name}
+
+
+@pytest.mark.parametrize("command", [name for name in SHOWN if " " not in name])
+def test_the_readme_lists_exactly_the_options_of_a_command(command: str) -> None:
+    usage = readme_usages()[command]
+    options = set()
+    for name, found in COMMANDS.items():
+        if name == command or name.startswith(f"{command} "):
+            for parameter in found.params:
+                if isinstance(parameter, click.Option) and not parameter.hidden:
+                    options.update(o for o in parameter.opts if o.startswith("--"))
+            assert name.rpartition(" ")[2] in usage
+    assert set(re.findall(r"--[a-z-]+", usage.partition("-- COMMAND")[0])) == options
+
+
+def known_variables() -> set[str]:
+    return FROM_ENVIRONMENT_ONLY | {
+        f"HOPTELL_{field.name.upper()}"
+        for role in (RelaySettings, PeerSettings)
+        for field in fields(role)
+    }
+
+
+def test_the_readme_explains_every_variable_and_no_other() -> None:
+    rows = table(section(README, "## Settings"))
+    assert {name for row in rows for name in re.findall(r"HOPTELL_\w+", row[0])} == (
+        known_variables()
+    )
+
+
+@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+def test_no_document_names_a_variable_that_does_not_exist(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    named = set(re.findall(r"\bHOPTELL_[A-Z_]+\b", text)) - {"_HOPTELL_COMPLETE"}
+    assert named <= known_variables()
+
+
+def test_the_code_reads_no_variable_that_is_not_explained() -> None:
+    for file in (ROOT / "hoptell").rglob("*.py"):
+        named = set(re.findall(r"\bHOPTELL_[A-Z_]+[A-Z]\b", file.read_text(encoding="utf-8")))
+        assert named <= known_variables(), file
+
+
+@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+def test_every_command_line_in_a_document_is_one(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+    lines = [line for block in code_blocks(text, "sh") for line in block.splitlines()]
+    for line in inline + lines:
+        for words in re.findall(r"(?:^|[ /])hoptell ([a-z]\S*(?: [a-z]+)?)", line):
+            name, _, sub = words.partition(" ")
+            assert name in COMMANDS, line
+            if isinstance(COMMANDS[name], click.Group) and sub:
+                assert f"{name} {sub}" in COMMANDS, line
+
+
+@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+def test_every_link_within_the_project_leads_somewhere(file: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
+        assert re.match(r"https?://", target) or (file.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+def test_every_json_in_a_document_can_be_read(file: Path) -> None:
+    for block in code_blocks(file.read_text(encoding="utf-8"), "json"):
+        json.loads(block)
+
+
+def test_the_readme_names_only_wake_modes_that_there_are() -> None:
+    rows = table(section(README, "### How an agent hears of a message"))
+    assert {row[0].strip("`") for row in rows} <= set(WAKE_MODES)
+
+
+def test_the_readmes_numbers_are_the_codes() -> None:
+    limits, rate = Limits(), Rate()
+    text = section(README, "## What you can rely on")
+    for number in (
+        f"{frames.MAX_TEXT_LENGTH:,} characters",
+        f"{limits.queued_per_peer} messages wait",
+        f"{limits.queued:,} (or {limits.queued_bytes >> 20} MiB)",
+        f"{rate.sends} messages in any {rate.seconds:g} seconds",
+    ):
+        assert number in text, number
+
+
+def test_all_variables_in_a_test_environment_are_gone() -> None:
+    """See conftest.py: the settings of whoever runs the tests are out of reach."""
+    assert not [name for name in os.environ if name.startswith("HOPTELL_")]
+
+
+# --help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_help_of_every_command_works_and_shows_an_example(command: str) -> None:
+    result = CliRunner().invoke(cli.command_line, [*command.split(), "--help"], prog_name="hoptell")
+    assert result.exit_code == 0, result.output
+    assert f"Usage: hoptell {command}" in result.output
+    if not COMMANDS[command].hidden:
+        assert re.search(rf"Examples?:\s[\s\S]*hoptell {command}\b", result.output)
+        for line in result.output.splitlines():
+            assert len(line) <= 80, line
+
+
+@pytest.mark.parametrize("command", sorted(SHOWN))
+def test_every_command_and_every_option_is_explained(command: str) -> None:
+    assert SHOWN[command].help
+    for parameter in SHOWN[command].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+def test_the_line_of_a_command_ends_like_a_sentence_and_fits() -> None:
+    for name, (_, line) in cli.COMMANDS.items():
+        assert bool(line) == (name in SHOWN)
+        assert len(line) <= 60 and (not line or line.endswith("."))
+
+
+def test_python_m_hoptell_help_is_the_same_as_the_commands() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hoptell", "--help"], capture_output=True, text=True, timeout=30
+    )
+    assert result.stdout.startswith("Usage: hoptell [OPTIONS] COMMAND")
+
+
+# docs/protocol.md ----------------------------------------------------------------------------
+
+CLIENT_FRAMES = typing.get_args(frames.ClientFrame)
+RELAY_FRAMES = typing.get_args(frames.RelayFrame)
+FRAMES = {frame.__struct_config__.tag: frame for frame in (*CLIENT_FRAMES, *RELAY_FRAMES)}
+
+
+def documented_fields(text: str) -> dict[str, bool]:
+    """The first table of a section: the name of each field, and whether it is optional."""
+    first = text.partition("\nEach of")[0]
+    return {row[0].strip("`"): "optional" in row[1] for row in table(first)}
+
+
+def wire_fields(struct: type[msgspec.Struct]) -> dict[str, bool]:
+    return {field.encode_name: not field.required for field in msgspec.structs.fields(struct)}
+
+
+def test_the_protocol_document_has_every_frame_and_no_other() -> None:
+    for heading, expected in (
+        ("## From client to relay", CLIENT_FRAMES),
+        ("## From relay to client", RELAY_FRAMES),
+    ):
+        documented = re.findall(r"^### `(\w+)`$", section(PROTOCOL, heading), re.MULTILINE)
+        assert documented == [frame.__struct_config__.tag for frame in expected]
+
+
+@pytest.mark.parametrize("type", FRAMES)
+def test_the_protocol_document_has_every_field_of_a_frame_and_no_other(type: str) -> None:
+    documented = documented_fields(section(PROTOCOL, f"### `{type}`"))
+    assert documented == wire_fields(FRAMES[type])
+
+
+def test_the_protocol_document_has_every_field_of_a_peer() -> None:
+    text = section(PROTOCOL, "### `peers`").partition("\nEach of")[2]
+    documented = {row[0].strip("`"): "optional" in row[1] for row in table(text)}
+    assert documented == wire_fields(frames.PeerInfo)
+
+
+@pytest.mark.parametrize("type", FRAMES)
+def test_the_examples_of_a_frame_are_such_frames(type: str) -> None:
+    examples = code_blocks(section(PROTOCOL, f"### `{type}`"), "json")
+    assert examples
+    for example in examples:
+        decode = (
+            frames.decode_client_frame
+            if FRAMES[type] in CLIENT_FRAMES
+            else frames.decode_relay_frame
+        )
+        frame = decode(example)
+        assert isinstance(frame, FRAMES[type])
+        unknown = json.loads(example).keys() - wire_fields(FRAMES[type]).keys()
+        assert unknown == {"type"}
+
+
+def test_the_protocol_document_has_every_state_of_an_acknowledgement() -> None:
+    text = section(PROTOCOL, "### `ack`")
+    for state in typing.get_args(frames.AckState):
+        assert f"`{state}`" in text
+
+
+def test_the_protocol_document_has_every_close_code() -> None:
+    ours = {
+        value: value in frames.CLOSES_FOR_GOOD
+        for name, value in vars(frames).items()
+        if name.startswith("CLOSE_")
+    }
+    documented = {
+        int(row[0]): row[2] == "no"
+        for row in table(section(PROTOCOL, "## Close codes"))
+        if int(row[0]) >= 4000
+    }
+    assert documented == ours
+
+
+def test_the_protocol_document_has_every_limit() -> None:
+    limits, rate = Limits(), Rate()
+    documented = dict(table(section(PROTOCOL, "## Limits")))
+    assert documented == {
+        "first frame within": f"{limits.hello_wait:g} s",
+        "frame before login": f"{frames.MAX_HELLO_BYTES >> 10} KiB",
+        "frame after login": f"{frames.MAX_FRAME_BYTES >> 20} MiB",
+        "text": f"{frames.MAX_TEXT_LENGTH:,} characters",
+        "key": f"{frames.MAX_KEY_LENGTH} characters",
+        "ttl": f"{frames.MAX_TTL:,} s",
+        "roles of a peer": f"{names.MAX_ROLES}",
+        "sends by one peer name, over all its connections": (
+            f"{rate.sends} in any {rate.seconds:g} s, unless the operator set another rate;"
+            " refused ones count, `list` does not"
+        ),
+        "names that the relay knows at once": f"{limits.known_names:,}",
+    }
+
+
+def test_the_protocol_documents_rules_have_the_codes_numbers() -> None:
+    limits = Limits()
+    delivery = section(PROTOCOL, "## Delivery")
+    assert f"At most {limits.in_flight} deliveries are in flight" in delivery
+    assert f"at most {limits.queued_per_peer} for one peer" in delivery
+    assert f"{limits.queued:,} messages or {limits.queued_bytes >> 20} MiB" in delivery
+    assert f"`{names.NAME_PATTERN}`" in PROTOCOL
+    assert f"not confirmed within {limits.ack_wait:g} s" in section(PROTOCOL, "### `ack`")
+    assert f"within {limits.key_lifetime / 60:g} minutes" in section(PROTOCOL, "### `send`")
+    assert f"empty for {limits.forget_after / 3600:g} hours" in section(PROTOCOL, "### `peers`")
+
+
+def test_the_documents_name_every_limit_of_the_relay() -> None:
+    """A limit that is added to the code has to be written down, here and there."""
+    assert {field.name for field in fields(Limits)} == {
+        "in_flight",
+        "queued_per_peer",
+        "queued",
+        "queued_bytes",
+        "ack_wait",
+        "hello_wait",
+        "key_lifetime",
+        "keys",
+        "known_names",
+        "forget_after",
+    }
