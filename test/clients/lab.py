@@ -300,7 +300,7 @@ IDLE = {
 }
 
 SETTLE_WAIT = {"claude": 1.0, "codex": 3.0, "opencode": 1.0}
-"""Seconds after the first prompt is drawn in which agents drop keys: nothing on the screen tells."""
+"""Seconds after the first prompt is drawn in which agents drop keys; nothing shows it."""
 
 
 class Pane:

@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 COMMAND = re.compile(r"mock: (call|shell|stream|say) ([^\n]*)")
-NOTICE = re.compile(r"messages? waits? for you in hoptell")
+NOTICE = re.compile(r"hoptell: \d+ messages? waits? for you")
 SHELL_TOOLS = ("Bash", "exec_command", "shell_command", "shell", "bash")
 
 

@@ -1,0 +1,2 @@
+# Antigravity: run this once.
+agy mcp add hoptell /path/to/hoptell mcp
