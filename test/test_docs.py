@@ -1,12 +1,16 @@
 """What is written about hoptell, held against what it is."""
 
+import asyncio
+import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -23,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 DOCS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+QUICK_START = "## Two minutes: two shells"
 FROM_ENVIRONMENT_ONLY = {"HOPTELL_ENV", "HOPTELL_DEBUG"}
 
 
@@ -220,6 +225,59 @@ def test_the_readmes_numbers_are_the_codes() -> None:
 def test_all_variables_in_a_test_environment_are_gone() -> None:
     """See conftest.py: the settings of whoever runs the tests are out of reach."""
     assert not [name for name in os.environ if name.startswith("HOPTELL_")]
+
+
+# README.md: what a newcomer types ------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def shell(line: str, environ: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A command line in a shell of its own, ended at the end."""
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", f"exec {line}", env=environ, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+async def test_the_quick_start_works_word_for_word(tmp_path: Path) -> None:
+    wait, send = (block.strip() for block in code_blocks(section(README, QUICK_START), "sh"))
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "HOPTELL_PORT": str(free_port()),  # the only difference: 7777 may be in use here
+    }
+    async with asyncio.timeout(30), shell("hoptell relay", environ) as relay:
+        assert relay.stderr is not None
+        while b"listening" not in await relay.stderr.readline():
+            pass
+        async with shell(wait.replace("HOPTELL_NAME", "env HOPTELL_NAME"), environ) as waiting:
+            while b"connected name=bob" not in await relay.stderr.readline():
+                pass
+            async with shell(send, environ) as sending:
+                sent, problem = await sending.communicate()
+            assert (sending.returncode, problem) == (0, b"")
+            assert sent.startswith(b"delivered to bob (reference ")
+            received, _ = await waiting.communicate()
+            assert waiting.returncode == 0
+            assert b"\nhello\n" in received and b"From: " in received
+        relay.terminate()
+        assert await relay.wait() == 0
+    token_file = tmp_path / ".config" / "hoptell" / ".env"
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    (token,) = re.findall(r"HOPTELL_TOKEN=(\S+)", token_file.read_text(encoding="utf-8"))
+    assert token.encode() not in sent + received
 
 
 # --help --------------------------------------------------------------------------------------
