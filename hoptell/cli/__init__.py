@@ -39,6 +39,7 @@ COMMANDS = {
     "mcp": ("hoptell.cli.mcp:mcp_command", "Run the MCP server beside one agent session."),
     "hooks": ("hoptell.cli.hook:hooks_command", "Print hook settings that wake Claude Code."),
     "hook": ("hoptell.cli.hook:hook_command", ""),
+    "tmux": ("hoptell.cli.tmux:tmux_command", "Run an agent in tmux; type messages into it."),
     "members": ("hoptell.cli.members:members_group", "Give people and teams their own tokens."),
     "snapshot": ("hoptell.cli.snapshot:snapshot_command", "Frame a text file for a review."),
 }

@@ -283,7 +283,7 @@ def _rendered(message: Message) -> str:
 def reading(settings: PeerSettings, name: str) -> str:
     """How the agent reads its inbox, for the notices."""
     command = listen_command(name, settings.home)
-    return f"call the tool read_inbox or, without it, run: {command} 1"
+    return f"call the tool read_inbox or, without it, run: {command} 0"
 
 
 def main(folder: Path) -> int:
@@ -332,6 +332,7 @@ def _end(pane: Pane, reporter: Reporter) -> None:
     status = reporter.status
     if foreground.find(pane.pid) is None:
         status.exit_status = pane.exit_status()
+        status.last_words = pane.last_words() if status.exit_status else []
     status.connected, status.ended_at = False, time.time()
     reporter.update(state="ended")
     reporter.write()

@@ -169,6 +169,11 @@ class Pane:
         text = found.stdout[0] if found.stdout else ""
         return int(text) if text.isdigit() else None
 
+    def last_words(self, rows: int = 8) -> list[str]:
+        """What stands in its last rows that are not empty."""
+        lines = self.tmux.cmd("capture-pane", "-p", "-t", self.id).stdout
+        return [line for line in lines if line.strip()][-rows:]
+
     def alive(self) -> bool:
         """Whether what was started is still there: the process, and the agent if it is known."""
         if foreground.find(self.pid) is None:

@@ -239,9 +239,10 @@ def _start(tmux: Tmux, request: Request, folder: Path, plan: Path) -> Session:
         "new-window", "-d", "-t", f"{session_id}:", "-n", "hoptell", "-P", "-F", "#{window_id}",
         *_program("inject", folder),
     )  # fmt: skip
-    if answer.returncode:
+    if answer.returncode or not answer.stdout:
         tmux.cmd("kill-session", "-t", session_id)
         raise _refused(answer.stderr)
+    tmux.cmd("set-option", "-w", "-t", answer.stdout[0], "remain-on-exit", "off")
     return session
 
 

@@ -36,6 +36,8 @@ class Status(msgspec.Struct):
     ended_at: float | None = None
     exit_status: int | None = None
     """The agent's, once it ended, where it is known."""
+    last_words: list[str] = []
+    """The last rows of its screen, if it failed."""
 
 
 def read_status(folder: Path) -> Status | None:

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -258,17 +261,42 @@ async def injecting(
 
 
 class Terminal:
-    """A person at a terminal: a tmux client attached to a session, whose keys we press."""
+    """A person at a terminal that runs a command, whose keys we press."""
 
-    def __init__(self, session: str, environ: dict[str, str]) -> None:
+    def __init__(self, environ: dict[str, str], command: list[str]) -> None:
+        self._seen = b""
+        self._exit: int | None = None
         self.pid, self.handle = os.forkpty()
         if self.pid == 0:
-            os.execvpe("tmux", ["tmux", "-u", "attach-session", "-t", f"={session}"], environ)
+            os.execvpe(command[0], command, environ)
+        fcntl.ioctl(self.handle, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 100, 0, 0))
+        os.set_blocking(self.handle, False)
 
     def press(self, keys: str) -> None:
+        self.output()
         os.write(self.handle, keys.encode())
 
+    def output(self) -> str:
+        """Everything that was shown so far, escapes included."""
+        with contextlib.suppress(OSError):  # nothing there, or the other end is gone
+            while data := os.read(self.handle, 65536):
+                self._seen += data
+        return self._seen.decode(errors="replace")
+
+    def exit_code(self) -> int:
+        """The command's exit code, once it ends."""
+        wait_until(lambda: self.output() and self._ended(), "the command to end", 10)
+        assert self._exit is not None
+        return self._exit
+
+    def _ended(self) -> bool:
+        if self._exit is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._exit = os.waitstatus_to_exitcode(status) if pid else None
+        return self._exit is not None
+
     def close(self) -> None:
+        if not self._ended():
+            os.kill(self.pid, signal.SIGTERM)
+            wait_until(lambda: self.output() is not None and self._ended(), "its end")
         os.close(self.handle)
-        os.kill(self.pid, signal.SIGTERM)
-        os.waitpid(self.pid, 0)

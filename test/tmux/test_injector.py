@@ -226,7 +226,9 @@ async def test_a_person_who_just_pressed_a_key_is_waited_for(
     monkeypatch.setattr(typist, "QUIET_WAIT", 2.0)
     agent = Agent(tmp_path)
     async with injecting(agent, tmp_path) as running:
-        terminal = Terminal(agent.session, tmux_environ)
+        terminal = Terminal(
+            tmux_environ, ["tmux", "-u", "attach-session", "-t", f"={agent.session}"]
+        )
         try:
             wait_until(lambda: clients(agent), "the client to attach")
             terminal.press("x\x7f")
