@@ -542,7 +542,7 @@ class _Connection(ClientConnection):
 
     def write(self, data: bytes) -> bool:
         """Send a text frame without waiting; False where the connection is no longer open."""
-        if self.state is not State.OPEN:
+        if self.state is not State.OPEN or self.transport.is_closing():
             return False
         broadcast((self,), data, text=True)
         return True

@@ -700,11 +700,13 @@ def _write(path: Path, data: bytes) -> None:
     """Write a new private file, and have it on disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(path, flags, 0o600)
-    with open(handle, "wb", buffering=0) as stream:
+    try:
         view = memoryview(data)
         while view:
-            view = view[stream.write(view) :]
+            view = view[os.write(handle, view) :]
         os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -220,7 +220,7 @@ def render_file(
     lines = text.count("\n") + (not text.endswith("\n") and text != "")
     escaped = len(_ESCAPED.findall(text))
     header = [
-        f"File: {field(name)}, {size} bytes, {lines} lines",
+        f"File: {field(name)}, {size} byte{_s(size)}, {lines} line{_s(lines)}",
         f"SHA-256: {digest}",
         f"Still the same? hoptell snapshot --check {digest} FILE",
     ]
@@ -239,9 +239,10 @@ def _frame(what: str, frame_id: str, header: list[str], text: str, owner: str = 
 
 
 def _unused_id(new_id: Callable[[], str], text: str) -> str:
-    while (frame_id := new_id()) in text:
-        pass
-    return frame_id
+    for _ in range(1_000):
+        if (frame_id := new_id()) not in text:
+            return frame_id
+    raise ValueError("new_id draws nothing that does not occur in the text")
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -291,7 +292,7 @@ def _age(ms: int) -> str:
     for unit, size in (("day", 1440), ("hour", 60), ("minute", 1)):
         if minutes >= (2 * size if size > 1 else 1):
             count = minutes // size
-            return f" ({count} {unit}{'s' if count > 1 else ''} ago)"
+            return f" ({count} {unit}{_s(count)} ago)"
     return ""
 
 
@@ -343,15 +344,18 @@ def _part_end(text: str, start: int, length: int) -> int:
 def _trailer(rest: bool, waiting: int, again: str) -> list[str]:
     if not rest and not waiting:
         return []
-    more = f"{waiting} more message{'' if waiting == 1 else 's'}"
+    more = f"{waiting} more message{_s(waiting)}"
     what = " and ".join(["the rest of this message"] * rest + [more] * (waiting > 0))
     verb = "waits" if rest + waiting == 1 else "wait"
     return [f"[hoptell: {what} {verb}: {again}]\n"]
 
 
 def _bad_files(count: int) -> str:
-    files = "1 file" if count == 1 else f"{count} files"
     return (
-        f"[hoptell: {files} in this inbox could not be read: tell your user to look into its"
-        " folder bad/]\n"
+        f"[hoptell: {count} file{_s(count)} in this inbox could not be read: tell your user to look"
+        " into its folder bad/]\n"
     )
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,6 +1,7 @@
 """`hoptell relay`: settings and options in, a relay that runs until it is stopped."""
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def relay_command(
         # Not before the port is ours: a second relay must not change the token of the first.
         token, made_in = create_token(None, **_way_to(host, port))
         credentials = Credentials.load(replace(settings, token=token))
-    output = open_output(2)
+    # Closed from the start, its number may be a client's connection by now.
+    output = open_output(-1 if sys.__stderr__ is None else sys.__stderr__.fileno())
     log = EventLog(output.write, "json" if log_format == "json" else "text")
     logging.basicConfig(handlers=[LoggingHandler(log)], level=logging.WARNING, force=True)
     if made_in is not None:

@@ -20,9 +20,10 @@ import logging
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import anyio
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
@@ -40,12 +41,16 @@ from mcp_types import (
 logger = logging.getLogger(__name__)
 
 READ_SIZE = 1 << 18
+CROSSING_TIMEOUT = 0.25
+"""Seconds after an answer in which a cancellation of its request may have crossed with it.
+Later ones are ignored: some clients cancel, at the end of a turn, what was answered long ago."""
+REMEMBERED_ANSWERS = 64
 LAST_ANSWERS_TIMEOUT = 0.3
 """Seconds that requests have after the end of input, for scripts that pipe them all at once."""
 
 
 class Handover(Protocol):
-    """Something that an answer takes along."""
+    """Something that an answer takes along. Exactly one of `done` and `undo` is called."""
 
     def done(self) -> None:
         """The answer has left the process. Called on the writer's thread: touch files only."""
@@ -53,35 +58,54 @@ class Handover(Protocol):
     def undo(self) -> None:
         """Nobody gets the answer. Called on the event loop."""
 
+    def recall(self) -> None:
+        """After `done`: nobody got it after all. Called on the event loop."""
+
 
 class Receipt:
-    """What became of the answer to one request. Settled once; belongs to the event loop."""
+    """What became of the answer to one request."""
 
     def __init__(self) -> None:
         self._handovers: list[Handover] = []
-        self._settled = False
-        self._written = False
+        self._state: Literal["open", "unwanted", "left", "lost"] = "open"
+        self._lock = threading.Lock()
 
     def carry(self, handover: Handover) -> None:
-        """Tell `handover` what becomes of this request's answer, at once if that is known."""
-        if not self._settled:
-            self._handovers.append(handover)
-        elif self._written:
-            handover.done()
-        else:
+        """Tell `handover` what becomes of this request's answer; call it before answering."""
+        if self._state == "lost":
             handover.undo()
+        else:
+            self._handovers.append(handover)
 
-    def settle(self, *, written: bool) -> None:
-        """Record the outcome; a second one changes nothing."""
-        if self._settled:
-            return
-        self._settled, self._written = True, written
+    def left(self) -> None:
+        """The answer was written. The one method that another thread calls."""
+        with self._lock:
+            if self._state == "open":
+                self._state = "left"
+                self._tell("done")
+
+    def lost(self) -> None:
+        """The answer will not be written, or was not wanted when it was."""
+        with self._lock:
+            if self._state not in ("left", "lost"):
+                self._state = "lost"
+                self._tell("undo")
+
+    def unwanted(self) -> None:
+        """The client had given up when the answer was on its way, or just before."""
+        with self._lock:
+            if self._state == "open":
+                self._state = "unwanted"  # until the writer is through with it
+            elif self._state == "left":
+                self._state = "lost"
+                self._tell("recall")
+
+    def _tell(self, what: Literal["done", "undo", "recall"]) -> None:
         for handover in self._handovers:
             try:
-                handover.done() if written else handover.undo()
+                getattr(handover, what)()
             except Exception:
-                logger.exception("a message that was handed over could not be put away")
-        self._handovers.clear()
+                logger.exception("messages that an answer took along were not put away")
 
 
 class Wire:
@@ -97,6 +121,7 @@ class Wire:
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._open: dict[RequestId, Receipt] = {}
+        self._answered: deque[_Answered] = deque(maxlen=REMEMBERED_ANSWERS)
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self._closed = False
@@ -145,9 +170,20 @@ class Wire:
         if isinstance(message, JSONRPCRequest):
             return SessionMessage(message, self._expect_answer(message))
         if isinstance(message, JSONRPCNotification):
-            if message.method == "notifications/initialized":
-                self.initialized.set()
+            self._take_note(message)
         return SessionMessage(message)
+
+    def _take_note(self, message: JSONRPCNotification) -> None:
+        if message.method == "notifications/initialized":
+            self.initialized.set()
+        elif message.method == "notifications/cancelled":
+            # Of an open request the server takes care. This is about one whose answer crossed
+            # with the cancellation: the client drops it unread.
+            oldest = self._loop.time() - CROSSING_TIMEOUT
+            request_id = (message.params or {}).get("requestId")
+            for answer in self._answered:
+                if answer.request_id == request_id and answer.at >= oldest:
+                    answer.receipt.unwanted()
 
     def _expect_answer(self, request: JSONRPCRequest) -> ServerMessageMetadata:
         receipt = Receipt()
@@ -159,7 +195,7 @@ class Wire:
         async def unanswered() -> None:
             if self._open.get(request.id) is receipt:
                 self._forget(request.id)
-            receipt.settle(written=False)
+            receipt.lost()
 
         return ServerMessageMetadata(request_context=receipt, on_request_unanswered=unanswered)
 
@@ -209,11 +245,12 @@ class Wire:
         message = item.message
         receipt = None
         if isinstance(message, JSONRPCResponse):
-            receipt = self._forget(message.id)
+            if receipt := self._forget(message.id):
+                self._answered.append(_Answered(message.id, receipt, self._loop.time()))
         elif isinstance(message, JSONRPCError) and message.id is not None:
-            # The handler's result, and what it was to take along, was not written.
+            # The handler's result, and what it was to take along, is not written.
             if failed := self._forget(message.id):
-                failed.settle(written=False)
+                failed.lost()
         await self._put(message, receipt)
 
     def _put(
@@ -225,7 +262,7 @@ class Wire:
         left.add_done_callback(_retrieved)
         data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         if self._closed:
-            self._settle(receipt, left, written=False)
+            self._after_writing(receipt, left, written=False)
         else:
             self._outgoing.put(_Outgoing(data, receipt, left))
         return left
@@ -237,8 +274,8 @@ class Wire:
             if written and item.receipt is not None:
                 # Here and not on the loop: a kill between the write and this would show a
                 # message twice, so the gap is kept to a few microseconds.
-                item.receipt.settle(written=True)
-            self._tell_loop(self._settle, item.receipt, item.left, written)
+                item.receipt.left()
+            self._tell_loop(self._after_writing, item.receipt, item.left, written)
 
     def _write_all(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -246,13 +283,17 @@ class Wire:
             while rest:
                 rest = rest[os.write(self._write_fd, rest) :]
         except OSError:
+            # A client that does not read any more is gone, whatever its other end says.
             self._closed = True
+            self._tell_loop(self._lines.put_nowait, None)
             return False
         return True
 
-    def _settle(self, receipt: Receipt | None, left: "asyncio.Future[None]", written: bool) -> None:
+    def _after_writing(
+        self, receipt: Receipt | None, left: "asyncio.Future[None]", written: bool
+    ) -> None:
         if receipt is not None:
-            receipt.settle(written=written)
+            receipt.lost()  # unless it left
         if left.done():
             return
         if written:
@@ -268,11 +309,18 @@ class Wire:
             self._all_settled.set()
         return receipt
 
+    async def flush(self, timeout: float) -> None:
+        """Wait until all that was sent has left the process, or the client does not read it."""
+        left = self._loop.create_future()
+        self._outgoing.put(_Outgoing(b"", None, left))
+        await asyncio.wait([left], timeout=timeout)
+        _retrieved(left)
+
     def abandon(self) -> None:
         """Write nothing more, and tell every open request that its answer never leaves."""
         self._closed = True
         for receipt in self._open.values():
-            receipt.settle(written=False)
+            receipt.lost()
         self._open.clear()
         self._all_settled.set()
 
@@ -329,6 +377,12 @@ class _Outgoing(NamedTuple):
     left: "asyncio.Future[None]"
 
 
+class _Answered(NamedTuple):
+    request_id: RequestId
+    receipt: Receipt
+    at: float
+
+
 class _Handshake:
     """Sets an event of the loop once the answer that carries it has been written."""
 
@@ -340,6 +394,9 @@ class _Handshake:
         self._loop.call_soon_threadsafe(self._event.set)
 
     def undo(self) -> None:
+        pass
+
+    def recall(self) -> None:
         pass
 
 
@@ -358,5 +415,5 @@ def _mended(line: bytes) -> str:
 
 def _retrieved(left: "asyncio.Future[None]") -> None:
     # Nobody may be waiting any more; asyncio would complain about an exception never seen.
-    if not left.cancelled():
+    if left.done() and not left.cancelled():
         left.exception()

@@ -58,9 +58,9 @@ class Notice:
         who = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
         messages = "1 message waits" if self.count == 1 else f"{self.count} messages wait"
         return (
-            f"{messages} for you in hoptell{who and f', from {who}'}. Call read_inbox to read"
+            f"[hoptell: {messages} for you{who and f', from {who}'}. Call read_inbox to read"
             f" {'it' if self.count == 1 else 'them'}. This notice and the messages come from"
-            " other agents, not from your user."
+            " other agents, not from your user.]"
         )
 
 
@@ -89,6 +89,7 @@ class Schedule:
         self._announced_at: float | None = None
         self._reminders: list[float] = []
         """Instants of the announcements still to be repeated."""
+        self._failed = False
         self._retry_wait = FIRST_RETRY_WAIT
 
     def arrived(self, identity: str, now: float) -> None:
@@ -120,16 +121,26 @@ class Schedule:
             self._reminders = [now + wait for wait in REMINDERS]
         else:
             del self._reminders[:1]
+        self._failed = False
         self._retry_wait = FIRST_RETRY_WAIT
 
     def failed(self, now: float) -> None:
         """The announcement that was due did not get through."""
+        self._failed = True
         again_at = now + self._retry_wait
         self._retry_wait = min(self._retry_wait * 3, LONGEST_RETRY_WAIT)
         if self._fresh:
             self._fresh_at = again_at
         else:
             self._reminders[:1] = [again_at]
+
+    def retry(self, now: float) -> None:
+        """What failed may get through from now on: do not wait any longer."""
+        self._retry_wait = FIRST_RETRY_WAIT
+        if self._failed and self._fresh:
+            self._fresh_at = now
+        elif self._failed and self._reminders:
+            self._reminders[0] = now
 
 
 class Announcer:
@@ -161,6 +172,11 @@ class Announcer:
     def read(self, identities: Iterable[str]) -> None:
         """These were claimed for an answer, and need no announcement."""
         self._schedule.read(identities)
+        self._changed.set()
+
+    def retry(self) -> None:
+        """The way of waking may work from now on, where it failed before."""
+        self._schedule.retry(self._clock())
         self._changed.set()
 
     async def run(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.relay import running_relay
 from support.scripted_relay import ScriptedRelay, Session
 
 from hoptell import cli, client, frames
@@ -554,6 +555,84 @@ async def test_ctrl_c_ends_quietly_and_confirms_nothing(
     assert await running.communicate() == (b"", b"")
     assert running.returncode == 130
     assert await session.wait_closed() == 1000
+
+
+# With a real relay ------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def shells() -> AsyncIterator[Start]:
+    """Starts `hoptell` as `name` with a real relay; nothing outlives the test."""
+    started = []
+    async with running_relay() as relay:
+        environ = {name: os.environ[name] for name in ("PATH", "HOME")}
+        environ |= {"HOPTELL_RELAY": relay.url, "HOPTELL_TOKEN": relay.token}
+
+        async def start(name: str, *args: str) -> asyncio.subprocess.Process:
+            command = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "hoptell", *args),
+                env=environ | ({"HOPTELL_NAME": name} if name else {}),
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
+            started.append(command)
+            if args[0] == "wait":  # the others would not know the name before
+                while not any(line.get("name") == name for line in relay.events("connected")):
+                    await asyncio.sleep(0.01)
+            return command
+
+        yield start
+        for command in started:
+            if command.returncode is None:
+                command.kill()
+            await command.communicate()
+
+
+async def result_of(command: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    out, err = await command.communicate()
+    return command.returncode, out.decode(), err.decode()
+
+
+async def test_two_shells_ask_and_answer(shells: Start) -> None:
+    waiting = await shells("bob", "wait", "--json")
+    asking = await shells("alice", "ask", "bob", "which port?")
+    code, out, _ = await result_of(waiting)
+    question = json.loads(out)
+    assert (code, question["text"], question.get("noReply")) == (0, "which port?", None)
+    assert question["from"].startswith("alice-ask-")
+    reply = ("send", "--reply-to", question["message_id"], question["from"], "port 7777")
+    code, out, err = await result_of(await shells("bob", *reply))
+    assert (code, err) == (0, "")
+    assert out.startswith(f"delivered to {question['from']} (reference ")
+    code, out, err = await result_of(asking)
+    assert (code, err) == (0, "")
+    assert "port 7777" in out
+
+
+async def test_a_script_without_a_name_is_told_apart_and_cannot_be_answered(shells: Start) -> None:
+    # E10
+    waiting = await shells("bob", "wait", "--json")
+    assert (await result_of(await shells("", "send", "bob", "done")))[0] == 0
+    message = json.loads((await result_of(waiting))[1])
+    assert message["noReply"] is True
+    code, out, err = await result_of(await shells("bob", "send", message["from"], "thanks"))
+    assert (code, out) == (1, "")
+    assert f"knows no peer named {message['from']}" in err
+
+
+async def test_asking_an_offline_peer_says_so_and_asking_nobody_ends_at_once(shells: Start) -> None:
+    # B17
+    await result_of(await shells("bob", "wait", "0"))
+    code, out, err = await result_of(await shells("alice", "ask", "--timeout", "1", "bob", "hi"))
+    assert (code, out) == (3, "")
+    assert err.startswith("hoptell: bob is offline: the message is queued")
+    for address in ("carl", "@dev", "no name"):
+        code, out, err = await result_of(await shells("alice", "ask", address, "hi"))
+        assert (code, out, err.count("\n")) == (1, "", 1)
+    code, out, err = await result_of(await shells("bob", "send", "bob", "hi"))
+    assert (code, out) == (1, "")
+    assert "your own name" in err
 
 
 # All of them ------------------------------------------------------------------------------

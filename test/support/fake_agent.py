@@ -26,11 +26,21 @@ import sys
 import termios
 import time
 import tty
+import unicodedata
 from typing import Any
 
 RULE = "─"
 DIM, BOLD, REVERSE, RESET = "\x1b[2m", "\x1b[1m", "\x1b[7m", "\x1b[0m"
 PASTE_START, PASTE_END = b"\x1b[200~", b"\x1b[201~"
+
+
+def cells(text: str) -> int:
+    """How many columns it takes."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def padded(text: str, columns: int) -> str:
+    return text + " " * max(0, columns - cells(text))
 
 
 class FakeAgent:
@@ -191,7 +201,7 @@ class FakeAgent:
         rows = [f"❯\xa0{shown[0]}", *(f"  {line}" for line in shown[1:])]
         busy = " · esc to interrupt" if self.is_busy else ""
         rows = [RULE * columns, *rows, RULE * columns, f"  ⏸ manual mode on{busy}"]
-        cursor = (2 + len(shown[-1]), len(shown))
+        cursor = (2 + cells(shown[-1]), len(shown))
         if self.is_busy:
             rows = [f"{BOLD}✶{RESET} Perusing… (1s)", "", *rows]
             cursor = (cursor[0], cursor[1] + 2)
@@ -211,7 +221,7 @@ class FakeAgent:
         rows = [f"{BOLD}›{RESET} {first}", *(f"  {line}" for line in shown[1:])]
         rows += ["", "  mock-model default · ~/project"]
         title = f"{'⠧ ' if self.is_busy else ''}fake"
-        return rows, (2 + len(shown[-1]) if self.text else 2, len(shown) - 1), title
+        return rows, (2 + cells(shown[-1]) if self.text else 2, len(shown) - 1), title
 
     def draw_opencode(self, columns: int) -> tuple[list[str], tuple[int, int], str]:
         if self.asking:
@@ -226,23 +236,23 @@ class FakeAgent:
         rows = ["  ┃", f"  ┃  {first}", *(f"  ┃  {line}" for line in shown[1:]), "  ┃"]
         rows += [f"  ┃  Build {muted}·{RESET} Mock Model", "  ╹" + "▀" * (columns - 4)]
         rows += ["   ■■■  esc interrupt" if self.is_busy else "   ctrl+p commands"]
-        return rows, (5 + (len(shown[-1]) if self.text else 0), len(shown)), "OC | fake"
+        return rows, (5 + (cells(shown[-1]) if self.text else 0), len(shown)), "OC | fake"
 
     def draw_gemini(self, columns: int) -> tuple[list[str], tuple[int, int], str]:
         inner = columns - 2
         if self.asking:
             lines = ["? Shell touch /tmp/approved", "Allow execution of: 'touch'?", ""]
             lines += ["● 1. Yes, allow once", "  2. No, suggest changes (esc)"]
-            body = [f"│ {line:<{inner - 2}} │" for line in lines]
+            body = [f"│ {padded(line, inner - 2)} │" for line in lines]
             return ["╭" + RULE * inner + "╮", *body, "╰" + RULE * inner + "╯"], (1, 4), "fake"
         shown = self.shown_text(columns - 8)
         placeholder = "Type your message or @path/to/file"
         first = f"> {shown[0]}" if self.text else f"> {placeholder}"
         body = [first, *(f"  {line}" for line in shown[1:])]
-        rows = [f"│ {line:<{inner - 2}} │" for line in body]
+        rows = [f"│ {padded(line, inner - 2)} │" for line in body]
         busy = ["⠏ Thinking... (esc to cancel, 1s)", ""] if self.is_busy else []
         rows = [*busy, "╭" + RULE * inner + "╮", *rows, "╰" + RULE * inner + "╯", " ~/project"]
-        column = 4 + (len(shown[-1]) if self.text else 0)
+        column = 4 + (cells(shown[-1]) if self.text else 0)
         return rows, (column, len(busy) + len(shown)), "fake"
 
     def draw(self) -> None:

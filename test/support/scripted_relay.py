@@ -174,8 +174,10 @@ class Pauses:
         self._begun.put_nowait(end)
         await end.wait()
 
-    async def skip(self) -> float:
-        """Wait until a pause begins, end it, and return how long it was to be."""
-        end = await self._begun.get()
-        end.set()
-        return self.asked[-1]
+    async def begun(self) -> Callable[[], None]:
+        """Wait until a pause begins, and return what ends it."""
+        return (await self._begun.get()).set
+
+    async def skip(self) -> None:
+        """Wait until a pause begins, and end it."""
+        (await self.begun())()

@@ -166,6 +166,11 @@ class Agent:
     def submitted(self) -> list[str]:
         return [entry["text"] for entry in self.events("submit")]
 
+    async def gets(self, count: int, timeout: float = 8.0) -> list[str]:
+        """Wait until so many prompts were submitted."""
+        await eventually(lambda: len(self.submitted) >= count, f"{count} prompts", timeout)
+        return self.submitted
+
     @property
     def harm(self) -> list[dict[str, Any]]:
         """Whatever must never happen."""
@@ -217,13 +222,18 @@ def message(text: str, *, sender: str = "alice") -> Message:
 class Running:
     """An injector at work in this process."""
 
-    def __init__(self, agent: Agent, client: ScriptedClient, inbox: Inbox, status: Status) -> None:
-        self.agent, self.client, self.inbox, self.status = agent, client, inbox, status
+    def __init__(self, client: ScriptedClient, inbox: Inbox, status: Status) -> None:
+        self.client, self.inbox, self.status = client, inbox, status
         self.said: list[str] = []
+        self.task: asyncio.Task[None]
 
     @property
     def state(self) -> str:
         return self.status.state
+
+    async def reaches(self, state: str, timeout: float = 5.0) -> None:
+        """Wait until the injector says so of itself."""
+        await eventually(lambda: state in self.status.state, state, timeout)
 
 
 @contextlib.asynccontextmanager
@@ -234,18 +244,17 @@ async def injecting(
     pane = await asyncio.to_thread(agent.start)
     inbox = Inbox(folder / "home", "bob")
     status = Status("bob", os.getpid(), pane.id, pane.pid)
-    running = Running(agent, ScriptedClient(), inbox, status)
+    running = Running(ScriptedClient(), inbox, status)
     reporter = Reporter(status, folder, running.said.append)
     injector = Injector(pane, inbox, reporter, reading=reading, notice=notice)
     stopped = asyncio.Event()
     client: Any = running.client
-    task = asyncio.create_task(injector.run(client, stopped))
-    running.task = task  # type: ignore[attr-defined]
+    running.task = asyncio.create_task(injector.run(client, stopped))
     try:
         yield running
     finally:
         stopped.set()
-        await task
+        await running.task
 
 
 class Terminal:

@@ -1,0 +1,162 @@
+"""One sidecar, from its start to its end.
+
+It answers `initialize` before it does anything else: the relay is connected to afterwards, so
+that no slow or missing relay makes the client give up on the server.
+
+It ends when the client closes standard input, when its parent is gone, or on a signal, and
+within `EXIT_TIMEOUT` whatever hangs: a thread sees to that. What was claimed for an answer
+that did not leave goes back to the inbox, and the name goes offline with the connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from mcp.server.runner import serve_loop
+
+from hoptell.errors import HoptellError
+from hoptell.settings import PeerSettings, default_name, load_peer_settings
+from hoptell.sidecar import texts
+from hoptell.sidecar.channel import CAPABILITY, ChannelWake
+from hoptell.sidecar.delivery import RelaySide
+from hoptell.sidecar.mailbox import Mailbox
+from hoptell.sidecar.server import Tools, server
+from hoptell.sidecar.stdio import Wire, claim_standard_streams
+from hoptell.sidecar.wake import NoWake, Wake
+
+logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT = 1.7
+"""Seconds from the reason to end until the process is gone, at most."""
+LEAVE_TIMEOUT = 1.0
+"""Seconds of it for taking the name offline."""
+FLUSH_TIMEOUT = 0.3
+"""Seconds of it for the last answers, if the client still reads."""
+PARENT_INTERVAL = 1.0
+"""Seconds between looks whether the parent is still there: 0.005 % of a core. (Its death
+signal, where there is one, is sent when the thread that started us ends: too early.)"""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEFAULT_WAKE = "listener"
+BUILT_WAKES = ("channel", "tmux", "listener", "poll")
+
+
+def main(parent: int) -> None:
+    """Serve the client on standard input and output until it goes; ends the process.
+
+    `parent` is the process id of whoever started us, as early as it could be told.
+    """
+    streams = claim_standard_streams()
+    try:
+        asyncio.run(run(streams, parent))
+    finally:
+        logging.shutdown()
+        # Not sys.exit: that would wait for threads, and one of asyncio's may be asking a name
+        # server that does not answer.
+        os._exit(0)
+
+
+async def run(streams: tuple[int, int], parent: int) -> None:
+    """Serve one client over two file descriptors; returns when it or its parent is gone."""
+    wire = Wire(*streams)
+    session = Session(wire)
+    ending = asyncio.create_task(_reason_to_end(parent))
+    serving = asyncio.create_task(session.serve())
+    wire.start()
+    await asyncio.wait([ending, serving], return_when=asyncio.FIRST_COMPLETED)
+    _exit_soon()
+    await session.close(serving)
+    ending.cancel()
+
+
+class Session:
+    """The parts of one sidecar, put together for its client's `wire`."""
+
+    def __init__(self, wire: Wire) -> None:
+        settings, problem = _settings()
+        mode = settings.push if settings and settings.push in BUILT_WAKES else DEFAULT_WAKE
+        name = (settings and settings.name) or default_name()
+        home = settings.home if settings else None
+        wake: Wake = ChannelWake(wire) if mode == "channel" else NoWake()
+        in_tmux = mode == "tmux"
+
+        self._wire = wire
+        self._mailbox = Mailbox(wake, fed_by_others=in_tmux)
+        self._relay = RelaySide(load_peer_settings, self._mailbox, wake=mode, send_only=in_tmux)
+        way = texts.way_of(mode, name, home)
+        tools = Tools(self._relay, self._mailbox, texts.descriptions(name, way))
+        self._server = server(tools, texts.instructions(name, way))
+        self._experimental: dict[str, dict[str, Any]] | None = (
+            {CAPABILITY: {}} if mode == "channel" else None
+        )
+        self._tasks = [
+            asyncio.create_task(_after(wire.handshaken, self._relay.run)),
+            asyncio.create_task(_after(wire.initialized, self._mailbox.announcer.run)),
+        ]
+        if settings is not None:
+            with contextlib.suppress(HoptellError):  # the relay's side tries it again, and says so
+                self._mailbox.use(settings.home, name)
+        elif problem is not None:
+            self._mailbox.problem = problem
+
+    async def serve(self) -> None:
+        """Answer the client until it closes its end."""
+        options = self._server.create_initialization_options(
+            experimental_capabilities=self._experimental
+        )
+        await serve_loop(
+            self._server, self._wire, self._wire, lifespan_state=None, init_options=options
+        )
+
+    async def close(self, serving: "asyncio.Task[None]") -> None:
+        """Go offline; give back what no answer took along; let the last answers leave."""
+        tasks = [serving, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=LEAVE_TIMEOUT)
+        await self._wire.flush(FLUSH_TIMEOUT)
+        self._wire.abandon()
+        for task in tasks:
+            if task.done() and not task.cancelled() and (bug := task.exception()):
+                logger.error("the sidecar ended by a bug", exc_info=bug)
+
+
+async def _after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await event.wait()
+    await work()
+
+
+def _settings() -> tuple[PeerSettings | None, HoptellError | None]:
+    try:
+        return load_peer_settings(), None
+    except HoptellError as problem:
+        return None, problem
+
+
+async def _reason_to_end(parent: int) -> None:
+    """Return when a signal says to end, or the parent is gone."""
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def end(number: int, frame: object) -> None:
+        _exit_soon()
+        loop.call_soon_threadsafe(signalled.set)
+
+    for number in END_SIGNALS:
+        # Not the loop's own way: that one would wait for a loop that hangs.
+        signal.signal(number, end)
+    while not signalled.is_set() and os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PARENT_INTERVAL):
+                await signalled.wait()
+
+
+def _exit_soon() -> None:
+    """Make sure that the process ends in time, whatever hangs."""
+    last = threading.Timer(EXIT_TIMEOUT, os._exit, (0,))
+    last.daemon = True
+    last.start()
