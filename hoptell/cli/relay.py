@@ -41,6 +41,12 @@ same port: GET /healthz answers "ok"."""
     help="Members with tokens of their own; see `hoptell members`.",
 )
 @click.option(
+    "--journal",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep unconfirmed messages in this SQLite file, over a restart or crash.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -48,7 +54,11 @@ same port: GET /healthz answers "ok"."""
     help="How the lines on standard error look.",
 )
 def relay_command(
-    host: str | None, port: int | None, members: Path | None, log_format: str
+    host: str | None,
+    port: int | None,
+    members: Path | None,
+    journal: Path | None,
+    log_format: str,
 ) -> None:
     """Run the relay: the one process that takes messages from agent to agent."""
     from hoptell.relay import server
@@ -56,7 +66,7 @@ def relay_command(
     from hoptell.relay.log import EventLog, LoggingHandler, open_output
     from hoptell.settings import create_token, load_relay_settings
 
-    settings = load_relay_settings(host=host or None, port=port, members=members)
+    settings = load_relay_settings(host=host or None, port=port, members=members, journal=journal)
     server.check_settings(settings)
     credentials = None
     if settings.token is not None or settings.members is not None:

@@ -3,7 +3,9 @@
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
 write for each connection and one for the log. Nothing leaves the relay another way, so this
-is also where a journal records before anybody is told, and where effects are counted.
+is also where effects are counted, and where a journal records before anybody is told: what
+concerns a message waits in `_not_durable` until its receipt is durable. Without a journal it
+is so at once.
 
 One timer follows the core's next deadline, and one sweep pings all connections: a timer for
 each message or connection would cost more than what it watches.
@@ -27,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from websockets.datastructures import Headers
@@ -36,6 +39,7 @@ from hoptell import frames
 from hoptell.errors import ConfigurationError, ProtocolError
 from hoptell.relay.core import Relay
 from hoptell.relay.credentials import Credentials
+from hoptell.relay.journal import Journal, NullJournal, SqliteJournal
 from hoptell.relay.log import EventLog
 from hoptell.relay.model import (
     Accepted,
@@ -49,6 +53,7 @@ from hoptell.relay.model import (
     Known,
     Limits,
     Log,
+    Receipt,
     Write,
 )
 from hoptell.relay.websocket import CLOSE_GOING_AWAY, CLOSE_NOT_UTF8, CLOSE_WAIT, WebSocket
@@ -59,6 +64,10 @@ BACKLOG = 2048
 take 4 s instead of 0.1 s, because the system drops the first packets of the rest."""
 MAX_FILES = 1 << 20
 """Open files to ask the system for: one a connection."""
+NOT_RECORDED = (
+    "the relay cannot write its journal and takes no messages: try again later, and tell its"
+    " operator (is the disk full?)"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -77,8 +86,8 @@ class Timing:
 class RelayServer:
     """One relay: `start` it, `stop` it, and `reload` its members in between.
 
-    `settings` gives the rate and the members file; `limits`, `timing` and `clock` (monotonic
-    seconds) are for tests.
+    `settings` gives the rate, the members file and the journal; `limits`, `timing` and `clock`
+    (monotonic seconds) are for tests.
     """
 
     def __init__(
@@ -117,6 +126,10 @@ class RelayServer:
         }
         self._timing = timing or Timing()
         self._clock = clock
+        self._limits = limits or Limits()
+        self._journal: Journal = NullJournal()
+        self._not_durable: dict[Receipt, list[Deliver | Acknowledge]] = {}
+        """What may be told once the journal has it, in the order of the messages."""
         self._websockets: set[WebSocket] = set()
         self._now = clock()
         """The time of this loop turn, since something happened in it."""
@@ -134,8 +147,14 @@ class RelayServer:
     # Start, stop, reload -------------------------------------------------------------------
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept connections on these sockets, which `listen` made."""
+        """Accept connections on these sockets, which `listen` made.
+
+        Raises:
+            ConfigurationError: the journal cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
+        if self._settings.journal is not None:
+            self._restore(self._settings.journal)
         for listener in sockets:
             self.addresses.append(listener.getsockname()[:2])
             self._listeners.append(
@@ -160,6 +179,22 @@ class RelayServer:
                 async with asyncio.timeout(self._timing.close_wait + 0.3):
                     await self._all_gone.wait()
         self._settle()
+        await asyncio.to_thread(self._journal.close)
+
+    def _restore(self, file: Path) -> None:
+        self._journal = SqliteJournal(
+            file,
+            loop=self._loop,
+            on_durable=self._durable,
+            on_failed=self._withdraw,
+            key_lifetime=self._limits.key_lifetime,
+        )
+        now = self._turn()
+        kept = self._journal.restore(epoch=self.core.epoch)
+        self.core.restore(kept, now=now)
+        self._log.note(
+            "journal", f"read {file}", peers=len(kept.peers), messages=len(kept.deliveries)
+        )
 
     def abort(self) -> None:
         """Give a relay that stops no more time."""
@@ -279,6 +314,7 @@ class RelayServer:
             self._unwritten = []
             for websocket in unwritten:
                 websocket.flush()
+        self._journal.flush()
         self._log.flush()
         self._set_timer()
         if self._held:
@@ -300,13 +336,19 @@ class RelayServer:
                 if isinstance(effect, Deliver | Acknowledge | Write | Close):
                     effect.connection.transport.abort()
 
-    # Without a journal every receipt counts as durable, and records are only logged.
-
     def _deliver(self, effect: Deliver) -> None:
-        self._send(effect.connection.transport, effect.delivery.frame())
+        delivery = effect.delivery
+        if delivery.receipt.durable:
+            self._send(effect.connection.transport, delivery.frame())
+        else:
+            self._not_durable.setdefault(delivery.receipt, []).append(effect)
 
     def _acknowledge(self, effect: Acknowledge) -> None:
-        self._send(effect.connection.transport, effect.receipt.ack(effect.id))
+        receipt = effect.receipt
+        if receipt.durable:
+            self._send(effect.connection.transport, receipt.ack(effect.id))
+        else:
+            self._not_durable.setdefault(receipt, []).append(effect)
 
     def _write(self, effect: Write) -> None:
         self._send(effect.connection.transport, effect.frame)
@@ -320,26 +362,52 @@ class RelayServer:
         websocket.close(effect.code, effect.reason)
 
     def _accepted(self, effect: Accepted) -> None:
+        self._journal.record(effect)
         message = effect.message
         copies = len(effect.deliveries)
         self._log_accepted(message.sender, message.to, message.size, copies, message.reference)
 
     def _confirmed(self, effect: Confirmed) -> None:
+        self._journal.record(effect)
         delivery = effect.delivery
         self._log_confirmed(delivery.peer.name, delivery.message.reference)
 
     def _expired(self, effect: Expired) -> None:
+        self._journal.record(effect)
         delivery = effect.delivery
         self._log_expired(delivery.peer.name, delivery.message.reference)
 
     def _forgotten(self, effect: Forgotten) -> None:
+        self._journal.record(effect)
         self._log_forgotten(effect.name)
 
     def _known(self, effect: Known) -> None:
-        pass
+        self._journal.record(effect)
 
     def _note(self, effect: Log) -> None:
         self._log.add(effect.event, effect.fields)
+
+    def _durable(self, accepted: list[Accepted]) -> None:
+        """The journal has these messages: tell everybody who is to hear of them."""
+        self._turn()
+        for record in accepted:
+            record.receipt.durable = True
+            for effect in self._not_durable.pop(record.receipt, ()):
+                if isinstance(effect, Acknowledge):
+                    self._acknowledge(effect)
+                # A recipient that has gone meanwhile gets it after its return, if at all.
+                elif effect.delivery.id in effect.connection.in_flight:
+                    self._deliver(effect)
+
+    def _withdraw(self, accepted: list[Accepted]) -> None:
+        """The journal cannot take these messages, of which nobody has heard: refuse them."""
+        now = self._turn()
+        for record in accepted:
+            self.core.withdraw(record, NOT_RECORDED, now=now)
+            for effect in self._not_durable.pop(record.receipt, ()):
+                if isinstance(effect, Acknowledge):
+                    error = frames.Error(NOT_RECORDED, effect.id)
+                    self._send(effect.connection.transport, error)
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()
@@ -372,8 +440,6 @@ def check_settings(settings: RelaySettings) -> None:
     Raises:
         ConfigurationError: with the variable to unset.
     """
-    if settings.journal is not None:
-        raise ConfigurationError("HOPTELL_JOURNAL: this version has no journal yet: unset it")
     if settings.tls_cert is not None or settings.tls_key is not None:
         raise ConfigurationError(
             "HOPTELL_TLS_CERT, HOPTELL_TLS_KEY: this version does not serve TLS itself yet: unset"
@@ -465,7 +531,8 @@ async def _serve(
     await server.start(sockets)
     for host, port in server.addresses:
         log.note("listening", url(host, port))
-    log.note("memory only", "without a journal, what is queued is lost when the relay stops")
+    if settings.journal is None:
+        log.note("memory only", "without a journal, what is queued is lost when the relay stops")
     await stopping.wait()
     log.note("stopping", "closing all connections")
     await server.stop()

@@ -158,9 +158,10 @@ async def running_relay(
     rate: Rate | None = None,
     limits: Limits | None = None,
     timing: Timing | None = None,
+    journal: Path | None = None,
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay on a free port, and stop it; the default has no limit of the rate."""
-    settings = RelaySettings(host, 0, token or None, members, rate or Rate(0))
+    settings = RelaySettings(host, 0, token or None, members, rate or Rate(0), journal)
     output: list[bytes] = []
     log = EventLog(output.append, "json")
     server = RelayServer(settings, Credentials.load(settings), log, limits=limits, timing=timing)

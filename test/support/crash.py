@@ -1,0 +1,88 @@
+"""A relay and a receiver as processes that are killed, over and over, and quickly.
+
+They are forked from a server that has imported everything already, so that one more life costs
+some 20 ms instead of 300. Nothing of them is a stand-in: a relay on a real socket with a real
+journal, hoptell's client, a real inbox.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+TOKEN = "a-token-for-tests-only"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["hoptell.client", "hoptell.inbox", "hoptell.relay.server", "hoptell.relay.credentials"]
+)
+
+
+def die(*_: Any) -> None:
+    """End this process the way `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(run: Any, *arguments: Any) -> BaseProcess:
+    """Run a function of this module in a process of its own."""
+    process = _context.Process(target=run, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def relay(port: int, journal: Path, fault: str) -> None:
+    """A relay; with a `fault`, one that dies at just that point when it first gets there."""
+    from hoptell.relay import server
+    from hoptell.relay.credentials import Credentials
+    from hoptell.relay.journal import SqliteJournal
+    from hoptell.relay.log import EventLog
+    from hoptell.settings import Rate, RelaySettings
+
+    match fault:
+        case "committed, not written":
+            SqliteJournal._written = die  # type: ignore[method-assign]
+        case "written, not confirmed":
+            server.RelayServer._confirmed = die  # type: ignore[method-assign]
+        case "confirmed, not recorded":
+            flush = SqliteJournal.flush
+
+            def die_after_confirmation(self: SqliteJournal) -> None:
+                if self._next.done:
+                    die()
+                flush(self)
+
+            SqliteJournal.flush = die_after_confirmation  # type: ignore[method-assign]
+    settings = RelaySettings("127.0.0.1", port, TOKEN, None, Rate(0), journal)
+    sockets = server.listen(settings.host, settings.port)
+    server.run(settings, Credentials.load(settings), EventLog(lambda lines: None), sockets)
+
+
+def receiver(port: int, home: Path, name: str, fault: str) -> None:
+    """A peer that stores what arrives, then confirms it: the sidecar's way."""
+    asyncio.run(_receive(port, home, name, fault))
+
+
+async def _receive(port: int, home: Path, name: str, fault: str) -> None:
+    from hoptell.inbox import Inbox
+
+    inbox = Inbox(home, name)
+    async with client(port, name) as peer:
+        async for delivery in peer:
+            if fault == "received, not stored":
+                die()
+            await asyncio.to_thread(inbox.store, delivery.message)
+            if fault == "stored, not confirmed":
+                die()
+            await delivery.confirm()
+
+
+def client(port: int, name: str) -> Any:
+    """hoptell's client, which comes back in a hundredth of its usual time."""
+    from hoptell.client import RelayClient
+    from hoptell.settings import PeerSettings
+
+    settings = PeerSettings(relay=f"ws://127.0.0.1:{port}", token=TOKEN, name=name)
+    return RelayClient(settings, sleep=lambda seconds: asyncio.sleep(seconds / 100))
