@@ -67,7 +67,6 @@ def relay_command(
     from hoptell.settings import create_token, load_relay_settings
 
     settings = load_relay_settings(host=host or None, port=port, members=members, journal=journal)
-    server.check_settings(settings)
     credentials = None
     if settings.token is not None or settings.members is not None:
         credentials = Credentials.load(settings)

@@ -55,6 +55,7 @@ from hoptell.relay.model import (
     Effect,
     Expired,
     Forgotten,
+    Gauges,
     Known,
     Limits,
     Log,
@@ -310,6 +311,17 @@ class Relay:
         self._forget_idle(now)
         self._rate.forget_idle(now)
         self._due(self._rate.due_at)
+
+    def gauges(self) -> Gauges:
+        """Count what there is now."""
+        return Gauges(
+            connections=len(self._connections),
+            online=len(self._roles[EVERYONE]),
+            known=len(self._peers),
+            queued=self._queued,
+            queued_bytes=self._queued_bytes,
+            in_flight=sum(len(connection.in_flight) for connection in self._connections),
+        )
 
     def take_effects(self) -> list[Effect]:
         """Hand over what the shell is to perform, and start a new list."""

@@ -99,6 +99,8 @@ class Delivery(msgspec.Struct, eq=False):
     peer: "Peer"
     receipt: Receipt
     queued: bool = False
+    sent: bool = False
+    """The shell's: it went out before, on a connection that was lost."""
 
     def frame(self) -> frames.Message:
         """The wire frame of this delivery."""
@@ -162,6 +164,17 @@ class Peer:
         self.queue: deque[Delivery] = deque()
         self.known = False
         """Whether a record tells of it as it is."""
+
+
+class Gauges(msgspec.Struct):
+    """How much there is of what, at the moment."""
+
+    connections: int
+    online: int
+    known: int
+    queued: int
+    queued_bytes: int
+    in_flight: int
 
 
 class Restored(msgspec.Struct):

@@ -24,6 +24,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -37,10 +38,12 @@ from websockets.http11 import Request, Response
 
 from hoptell import frames
 from hoptell.errors import ConfigurationError, ProtocolError
+from hoptell.relay import tls
 from hoptell.relay.core import Relay
 from hoptell.relay.credentials import Credentials
 from hoptell.relay.journal import Journal, NullJournal, SqliteJournal
 from hoptell.relay.log import EventLog
+from hoptell.relay.metrics import Metrics
 from hoptell.relay.model import (
     Accepted,
     Acknowledge,
@@ -128,6 +131,8 @@ class RelayServer:
         self._clock = clock
         self._limits = limits or Limits()
         self._journal: Journal = NullJournal()
+        self._metrics = Metrics()
+        self._tls: ssl.SSLContext | None = None
         self._not_durable: dict[Receipt, list[Deliver | Acknowledge]] = {}
         """What may be told once the journal has it, in the order of the messages."""
         self._websockets: set[WebSocket] = set()
@@ -150,15 +155,20 @@ class RelayServer:
         """Accept connections on these sockets, which `listen` made.
 
         Raises:
-            ConfigurationError: the journal cannot be used.
+            ConfigurationError: the journal or the certificate cannot be used.
         """
         self._loop = asyncio.get_running_loop()
-        if self._settings.journal is not None:
-            self._restore(self._settings.journal)
+        settings = self._settings
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._tls = tls.server_context(settings.tls_cert, settings.tls_key)
+        if settings.journal is not None:
+            self._restore(settings.journal)
         for listener in sockets:
             self.addresses.append(listener.getsockname()[:2])
             self._listeners.append(
-                await self._loop.create_server(self._websocket, sock=listener, backlog=BACKLOG)
+                await self._loop.create_server(
+                    self._websocket, sock=listener, backlog=BACKLOG, **self._tls_options()
+                )
             )
         self._sweep_timer = self._loop.call_later(self._timing.ping_interval, self._sweep)
 
@@ -181,6 +191,15 @@ class RelayServer:
         self._settle()
         await asyncio.to_thread(self._journal.close)
 
+    def _tls_options(self) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        return {
+            "ssl": self._tls,
+            "ssl_handshake_timeout": self._limits.hello_wait,
+            "ssl_shutdown_timeout": self._timing.close_wait,
+        }
+
     def _restore(self, file: Path) -> None:
         self._journal = SqliteJournal(
             file,
@@ -202,10 +221,18 @@ class RelayServer:
             websocket.abort()
 
     def reload(self) -> None:
-        """Read the members file again; a broken one changes nothing and is logged."""
-        if self._settings.members is None:
-            self._log.note("reload", "there is no members file to read again")
-            return
+        """Read the members file and the certificate again.
+
+        A broken one changes nothing and is logged.
+        """
+        if self._settings.members is None and self._tls is None:
+            self._log.note("reload", "there is neither a members file nor a certificate to read")
+        if self._settings.members is not None:
+            self._reload_members(self._settings.members)
+        if self._tls is not None:
+            self._reload_certificate(self._tls)
+
+    def _reload_members(self, file: Path) -> None:
         try:
             credentials = Credentials.load(self._settings, allow_no_members=True)
         except ConfigurationError as error:
@@ -214,7 +241,17 @@ class RelayServer:
         self._credentials = credentials
         self.core.reload(credentials.all(), now=self._turn())
         members = sum(credential.member is not None for credential in credentials.all())
-        self._log.note("reload", f"read {self._settings.members}", members=members)
+        self._log.note("reload", f"read {file}", members=members)
+
+    def _reload_certificate(self, context: ssl.SSLContext) -> None:
+        certificate, key = self._settings.tls_cert, self._settings.tls_key
+        assert certificate is not None and key is not None
+        try:
+            tls.load(context, certificate, key)
+        except ConfigurationError as error:
+            self._log.note("reload refused", f"{error}; the certificate is as before")
+        else:
+            self._log.note("reload", f"read {certificate}")
 
     # What connections report ---------------------------------------------------------------
 
@@ -229,13 +266,16 @@ class RelayServer:
         if any("websocket" in value.lower() for value in request.headers.get_all("Upgrade")):
             return None
         path = request.path.partition("?")[0]
+        content_type = "text/plain; charset=utf-8"
         if request.method in ("GET", "HEAD") and path == "/healthz":
             status, text = http.HTTPStatus.OK, "ok\n"
-        # /metrics will be answered here.
+        elif request.method in ("GET", "HEAD") and path == "/metrics":
+            status = http.HTTPStatus.OK
+            content_type, text = self._metrics.text(self.core.gauges())
         else:
             status = http.HTTPStatus.UPGRADE_REQUIRED
             text = "This is a hoptell relay: connect with `hoptell`, by WebSocket.\n"
-        return _response(status, text, with_body=request.method != "HEAD")
+        return _response(status, text, content_type, with_body=request.method != "HEAD")
 
     def received(self, websocket: WebSocket, payload: bytes, is_binary: bool) -> None:
         now = self._turn()
@@ -339,6 +379,9 @@ class RelayServer:
     def _deliver(self, effect: Deliver) -> None:
         delivery = effect.delivery
         if delivery.receipt.durable:
+            if delivery.sent:
+                self._metrics.redelivered += 1
+            delivery.sent = True
             self._send(effect.connection.transport, delivery.frame())
         else:
             self._not_durable.setdefault(delivery.receipt, []).append(effect)
@@ -365,15 +408,21 @@ class RelayServer:
         self._journal.record(effect)
         message = effect.message
         copies = len(effect.deliveries)
+        metrics = self._metrics
+        metrics.accepted += 1
+        metrics.accepted_bytes += message.size
+        metrics.copies += copies
         self._log_accepted(message.sender, message.to, message.size, copies, message.reference)
 
     def _confirmed(self, effect: Confirmed) -> None:
         self._journal.record(effect)
+        self._metrics.delivered += 1
         delivery = effect.delivery
         self._log_confirmed(delivery.peer.name, delivery.message.reference)
 
     def _expired(self, effect: Expired) -> None:
         self._journal.record(effect)
+        self._metrics.expired += 1
         delivery = effect.delivery
         self._log_expired(delivery.peer.name, delivery.message.reference)
 
@@ -385,6 +434,10 @@ class RelayServer:
         self._journal.record(effect)
 
     def _note(self, effect: Log) -> None:
+        if effect.event == "refused":
+            self._metrics.refused[effect.fields["reason"]] += 1
+        elif effect.event == "login refused":
+            self._metrics.logins_refused[effect.fields["code"]] += 1
         self._log.add(effect.event, effect.fields)
 
     def _durable(self, accepted: list[Accepted]) -> None:
@@ -434,19 +487,6 @@ class RelayServer:
 # The process ---------------------------------------------------------------------------------
 
 
-def check_settings(settings: RelaySettings) -> None:
-    """Refuse what this version cannot do yet, rather than leave it undone in silence.
-
-    Raises:
-        ConfigurationError: with the variable to unset.
-    """
-    if settings.tls_cert is not None or settings.tls_key is not None:
-        raise ConfigurationError(
-            "HOPTELL_TLS_CERT, HOPTELL_TLS_KEY: this version does not serve TLS itself yet: unset"
-            " them, and put a proxy before the relay"
-        )
-
-
 def listen(host: str, port: int) -> list[socket.socket]:
     """Make listening sockets for every address that `host` stands for, all on one port.
 
@@ -486,9 +526,10 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int, *, tls: bool = False) -> str:
     """The relay's URL on an address."""
-    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
+    scheme = "wss" if tls else "ws"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run(
@@ -530,7 +571,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     await server.start(sockets)
     for host, port in server.addresses:
-        log.note("listening", url(host, port))
+        log.note("listening", url(host, port, tls=settings.tls_cert is not None))
     if settings.journal is None:
         log.note("memory only", "without a journal, what is queued is lost when the relay stops")
     await stopping.wait()
@@ -588,13 +629,15 @@ def _listen_problem(host: str, port: int, problem: OSError | None) -> str:
     return f"cannot listen on {host}, port {port}: {problem and problem.strerror}"
 
 
-def _response(status: http.HTTPStatus, text: str, *, with_body: bool) -> Response:
+def _response(
+    status: http.HTTPStatus, text: str, content_type: str, *, with_body: bool
+) -> Response:
     body = text.encode()
     headers = Headers(
         [
             ("Connection", "close"),
             ("Content-Length", str(len(body))),
-            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Type", content_type),
         ]
     )
     if status == http.HTTPStatus.UPGRADE_REQUIRED:

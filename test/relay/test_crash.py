@@ -1,6 +1,6 @@
 """kill -9 at any instant loses and doubles nothing (SPEC.md, 3 "Journal").
 
-HOPTELL_CRASHES sets how many processes are killed in the random run; the default keeps the
+CRASH_TEST_KILLS sets how many processes are killed in the random run; the default keeps the
 suite short.
 """
 
@@ -18,7 +18,7 @@ from support import crash
 from hoptell.errors import Refused, RelayUnreachable
 from hoptell.inbox import Inbox
 
-CRASHES = int(os.environ.get("HOPTELL_CRASHES", "60"))
+CRASHES = int(os.environ.get("CRASH_TEST_KILLS", "60"))
 RECEIVERS = ("alice", "bob", "carol")
 SENDERS = ("x", "y")
 RELAY_FAULTS = ("committed, not written", "written, not confirmed", "confirmed, not recorded")

@@ -115,7 +115,7 @@ class RunningRelay:
         self.server = server
         self.token = token
         host, self.port = server.addresses[0]
-        self.url = url(host, self.port)
+        self.url = url(host, self.port, tls=server._settings.tls_cert is not None)
         self._output = output
         self._clients: list[Client] = []
 
@@ -159,9 +159,13 @@ async def running_relay(
     limits: Limits | None = None,
     timing: Timing | None = None,
     journal: Path | None = None,
+    tls: tuple[Path, Path] | None = None,
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay on a free port, and stop it; the default has no limit of the rate."""
-    settings = RelaySettings(host, 0, token or None, members, rate or Rate(0), journal)
+    certificate, key = tls or (None, None)
+    settings = RelaySettings(
+        host, 0, token or None, members, rate or Rate(0), journal, certificate, key
+    )
     output: list[bytes] = []
     log = EventLog(output.append, "json")
     server = RelayServer(settings, Credentials.load(settings), log, limits=limits, timing=timing)
