@@ -138,6 +138,8 @@ class RelayClient:
         self._requests: dict[frames.FrameId, _Request] = {}
         self._last_id = 0
         self._arrived: dict[str, Delivery] = {}
+        self._at_once = False
+        """The connection was given up on purpose: no pause before the next."""
         self._changed = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -250,6 +252,19 @@ class RelayClient:
         self._notify()  # there is room again
         return delivery
 
+    def show_wake(self, wake: str | None) -> None:
+        """Let other peers see another wake mode: it logs in again at once, and loses nothing.
+
+        Only a login tells it. What is being sent is sent again on the new connection, and
+        what was not confirmed arrives again.
+        """
+        if wake == self._wake:
+            return
+        self._wake = wake
+        if self._connection is not None:
+            self._at_once = True
+            self._connection.transport.close()
+
     # Requests ------------------------------------------------------------------------------
 
     def _new_id(self) -> str:
@@ -321,6 +336,9 @@ class RelayClient:
                 self._interrupt(problem)
             if now() - began_at >= STABLE_AFTER:
                 attempts = 0
+            if self._at_once:
+                self._at_once = False
+                continue
             await self._sleep(self._reconnect_delay(attempts))
             attempts += 1
 

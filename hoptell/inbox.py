@@ -565,6 +565,8 @@ class _Seen:
             if os.pwrite(handle, line, self._size) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle)
+        if self._size == 0:  # the file may be new
+            _sync_folder(self._path.parent)
         self._take(line)
 
     def _take(self, data: bytes) -> None:

@@ -72,6 +72,12 @@ class RelaySide:
         """Why there is no connection now, in one sentence; None if there is one."""
         return str(self._problem) if self._client is None else self._client.problem
 
+    def show_wake(self, wake: str) -> None:
+        """Let other peers see this wake mode from now on."""
+        self._wake = wake
+        if self._client is not None:
+            self._client.show_wake(wake)
+
     # For the tools ------------------------------------------------------------------------
 
     async def send(

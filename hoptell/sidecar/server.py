@@ -62,6 +62,14 @@ class Relay(Protocol):
     ) -> Ack: ...
 
 
+class Woken(Protocol):
+    """What the tools need of `waking.Waking`."""
+
+    def learn(self, meta: object) -> None: ...
+    def sentence(self) -> str: ...
+    def hint(self) -> str | None: ...
+
+
 class WrongArguments(HoptellError):
     """The sentence says what is right."""
 
@@ -254,7 +262,14 @@ def sentence(error: HoptellError) -> str:
 class Tools:
     """What the tools do, for one session."""
 
-    def __init__(self, relay: Relay, mailbox: Mailbox, descriptions: dict[str, str]) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        mailbox: Mailbox,
+        descriptions: dict[str, str],
+        woken: Woken | None = None,
+    ) -> None:
+        self._woken = woken
         self._relay = relay
         self._mailbox = mailbox
         self._tools = tools(descriptions)
@@ -265,12 +280,17 @@ class Tools:
         return ListToolsResult(tools=self._tools)
 
     async def call_tool(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:
+        if self._woken is not None:
+            self._woken.learn(ctx.meta)
         try:
             arguments = checked(params.name, params.arguments)
             tool: Callable[..., Awaitable[CallToolResult]] = getattr(self, params.name)
-            return await tool(ctx, **arguments)
+            answer = await tool(ctx, **arguments)
         except HoptellError as error:
-            return result(sentence(error), is_error=True)
+            answer = result(sentence(error), is_error=True)
+        if self._woken is not None and (hint := self._woken.hint()):
+            answer.content.append(TextContent(type="text", text=hint))
+        return answer
 
     async def list_peers(self, ctx: Context) -> CallToolResult:
         peers = await self._relay.list_peers()
@@ -281,6 +301,8 @@ class Tools:
             + f". {_count(waiting, 'message')} in your inbox"
             + (": call read_inbox." if waiting else ".")
         ]
+        if self._woken is not None:
+            lines.append(self._woken.sentence())
         if not peers:
             lines.append("Nobody else is known to the relay.")
         else:

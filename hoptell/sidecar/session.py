@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from mcp.server.runner import serve_loop
@@ -27,7 +28,7 @@ from hoptell.sidecar.delivery import RelaySide
 from hoptell.sidecar.mailbox import Mailbox
 from hoptell.sidecar.server import Tools, server
 from hoptell.sidecar.stdio import Wire, claim_standard_streams
-from hoptell.sidecar.wake import NoWake, Wake
+from hoptell.sidecar.waking import Waking
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ PARENT_INTERVAL = 1.0
 """Seconds between looks whether the parent is still there: 0.005 % of a core. (Its death
 signal, where there is one, is sent when the thread that started us ends: too early.)"""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DEFAULT_WAKE = "listener"
-BUILT_WAKES = ("channel", "tmux", "listener", "poll")
 
 
 def main(parent: int) -> None:
@@ -78,39 +77,56 @@ class Session:
 
     def __init__(self, wire: Wire) -> None:
         settings, problem = _settings()
-        mode = settings.push if settings and settings.push in BUILT_WAKES else DEFAULT_WAKE
-        name = (settings and settings.name) or default_name()
-        home = settings.home if settings else None
-        wake: Wake = ChannelWake(wire) if mode == "channel" else NoWake()
-        in_tmux = mode == "tmux"
+        self._name = (settings and settings.name) or default_name()
+        self._home = settings.home if settings else None
+        push = settings.push if settings else None
+        in_tmux = push == "tmux"
 
         self._wire = wire
-        self._mailbox = Mailbox(wake, fed_by_others=in_tmux)
-        self._relay = RelaySide(load_peer_settings, self._mailbox, wake=mode, send_only=in_tmux)
-        way = texts.way_of(mode, name, home)
-        tools = Tools(self._relay, self._mailbox, texts.descriptions(name, way))
-        self._server = server(tools, texts.instructions(name, way))
-        self._experimental: dict[str, dict[str, Any]] | None = (
-            {CAPABILITY: {}} if mode == "channel" else None
+        self._waking = Waking(
+            push,
+            self._home or Path.home() / ".hoptell",
+            ChannelWake(wire),
+            listen_command=texts.listen_command(self._name, self._home),
+            unread=self._unread,
+            on_change=self._waking_changed,
         )
+        self._mailbox = Mailbox(self._waking, fed_by_others=in_tmux)
+        self._relay = RelaySide(load_peer_settings, self._mailbox, wake=None, send_only=in_tmux)
         self._tasks = [
             asyncio.create_task(_after(wire.handshaken, self._relay.run)),
             asyncio.create_task(_after(wire.initialized, self._mailbox.announcer.run)),
         ]
         if settings is not None:
             with contextlib.suppress(HoptellError):  # the relay's side tries it again, and says so
-                self._mailbox.use(settings.home, name)
+                self._mailbox.use(settings.home, self._name)
         elif problem is not None:
             self._mailbox.problem = problem
 
     async def serve(self) -> None:
         """Answer the client until it closes its end."""
-        options = self._server.create_initialization_options(
-            experimental_capabilities=self._experimental
-        )
-        await serve_loop(
-            self._server, self._wire, self._wire, lifespan_state=None, init_options=options
-        )
+        async with self._waking:
+            self._relay.show_wake(self._waking.shown)
+            way = texts.way_of(self._waking.mode, self._name, self._home)
+            descriptions = texts.descriptions(self._name, way)
+            tools = Tools(self._relay, self._mailbox, descriptions, self._waking)
+            answering = server(tools, texts.instructions(self._name, way))
+            options = answering.create_initialization_options(
+                experimental_capabilities={CAPABILITY: {}} if self._waking.has_channel else None
+            )
+            await serve_loop(
+                answering, self._wire, self._wire, lifespan_state=None, init_options=options
+            )
+
+    def _unread(self) -> bool:
+        try:
+            return self._mailbox.notice().count > 0
+        except HoptellError:
+            return False
+
+    def _waking_changed(self) -> None:
+        self._mailbox.announcer.retry()
+        self._relay.show_wake(self._waking.shown)
 
     async def close(self, serving: "asyncio.Task[None]") -> None:
         """Go offline; give back what no answer took along; let the last answers leave."""

@@ -28,6 +28,19 @@ def way_of(mode: str, name: str, home: Path | None) -> Way:
     """The words for a wake mode; `home` is the state folder that a listener has to look into,
     None the usual one.
     """
+    if mode == "hook":
+        return Way(
+            "A hoptell notice wakes you when messages wait: call read_inbox then. You need not"
+            " wait or poll: end your turn when you have nothing else to do.",
+            "Call it when a hoptell notice says that messages wait.",
+        )
+    if mode == "codex":
+        return Way(
+            "A hoptell notice wakes you when messages wait: call read_inbox then. This works once"
+            " you have called any of hoptell's tools, so call list_peers first of all. Then you"
+            " need not wait or poll: end your turn when you have nothing else to do.",
+            "Call it when a hoptell notice says that messages wait.",
+        )
     if mode == "channel":
         return Way(
             "A channel notice tells you when messages wait: call read_inbox then.",

@@ -2,29 +2,29 @@
 
 A way counts as proven by what only a session that it wakes can have shown: a listener of this
 very Claude Code process has connected (hook); the process was started with channels for this
-server (channel); a tool call of Codex told its thread and what was queued for it has not been
-left unread (codex). What is merely likely, Claude Code without a hook that came, Codex before
-its first tool call, is said to be unproven and is not shown to other peers.
+server (channel); a tool call of Codex told its thread, and what was queued for it did not stay
+unread (codex). What is not proven is not shown to other peers.
 
-The ways in which hoptell does not announce anything itself are here too: `tmux` (another
-process does), `listener` and `poll` (the agent does).
+Beside Claude Code the hook can come at any time, so it is awaited in every mode but its own
+words are used only where it came in time. Beside Codex the first tool call proves the way;
+the instructions ask for it.
 """
 
-import asyncio
-import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from hoptell.sidecar.channel import ChannelWake, Client
+from hoptell.errors import HoptellError
 from hoptell.sidecar.codex import CodexWake
-from hoptell.sidecar.wake import Notice
+from hoptell.sidecar.wake import Notice, Wake
 
 if TYPE_CHECKING:
-    from hoptell.processes import Process
     from hoptell.sidecar.claude import HookWake
+
+logger = logging.getLogger(__name__)
 
 HOOK_WAIT = 0.3
 """Seconds at the start in which a hook, which starts at the same moment, may prove itself. The
@@ -32,62 +32,45 @@ handshake waits for it, and has to be answered within a second."""
 
 
 class Waking:
-    """This session's way of being woken: announces through it, and says which it is.
+    """Announces in the way that works in this session, and says which it is.
 
-    An async context manager. `push` is HOPTELL_PUSH; `unread` says whether messages wait;
-    `on_change` is called when an announcement that failed may now succeed, or `shown` may
-    have changed.
-
-    Attributes:
-        mode: the way that is expected to work here, one of SPEC.md's wake modes.
+    An async context manager. `push` is HOPTELL_PUSH; `channel` is the way of that name, which
+    needs the client's wire; `listen_command` waits on the inbox; `unread` says whether messages
+    wait; `on_change` is called when
+    an announcement that failed may now succeed, or when `shown` may have changed.
     """
 
     def __init__(
         self,
         push: str | None,
         home: Path,
-        client: Client,
+        channel: Wake,
         *,
+        listen_command: str,
         unread: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        self._on_change = on_change
+        self._push = push
+        self._listen_command = listen_command
+        self._channel: Wake | None = None
         self._hook: HookWake | None = None
         self._codex: CodexWake | None = None
-        self._channel: ChannelWake | None = None
-        self.mode = push or self._find_out(home)
-        if self.mode == "hook":
-            self._hook = self._make_hook(home)
-        elif self.mode == "channel":
-            self._channel = ChannelWake(client)
-        elif self.mode == "codex":
+        if push == "channel" or (push is None and _has_channel()):
+            self._channel = channel
+        if push in (None, "hook"):
+            self._hook = _hook(home, on_change)
+        if push == "codex" or (push is None and _is_codex()):
             self._codex = CodexWake(unread, on_thread=on_change)
-
-    def _find_out(self, home: Path) -> str:
-        """The first of hook, channel, codex, listener that can be expected to work here."""
-        if os.name != "posix":
-            return "listener"
-        from hoptell.sidecar import claude, registry
-
-        process = claude.claude_code()
-        if process is None:
-            return "codex" if _under_codex() else "listener"
-        if registry.listener_of(home, process) is None and claude.has_channel(
-            registry.arguments(process.pid), plugin="CLAUDE_PLUGIN_ROOT" in os.environ
-        ):
-            return "channel"
-        return "hook"
-
-    def _make_hook(self, home: Path) -> "HookWake | None":
-        from hoptell.sidecar import claude
-
-        process: Process | None = claude.claude_code()
-        return None if process is None else claude.HookWake(home, process, self._on_change)
 
     async def __aenter__(self) -> Self:
         if self._hook is not None:
-            await self._hook.__aenter__()
-            await self._hook.wait_proven(HOOK_WAIT)
+            try:
+                await self._hook.__aenter__()
+            except (HoptellError, OSError) as error:
+                logger.warning("Claude Code cannot be woken by its hook: %s", error)
+                self._hook = None
+            else:
+                await self._hook.wait_proven(HOOK_WAIT)
         return self
 
     async def __aexit__(
@@ -100,3 +83,127 @@ class Waking:
             self._codex.close()
         if self._hook is not None:
             await self._hook.__aexit__(exc_type, exc_value, traceback)
+
+    @property
+    def mode(self) -> str:
+        """The way that is used, one of SPEC.md's wake modes; `listener` if nothing better is."""
+        if self._push is not None:
+            return self._push
+        if self._hook is not None and self._hook.proven:
+            return "hook"
+        if self._channel is not None:
+            return "channel"
+        return "codex" if self._codex is not None else "listener"
+
+    @property
+    def proven(self) -> bool:
+        """Whether `mode` has shown that it works here. Of the agent's own doing nothing can."""
+        match self.mode:
+            case "hook":
+                return self._hook is not None and self._hook.proven
+            case "codex":
+                return self._codex is not None and self._codex.proven
+            case "channel":
+                return _has_channel()
+        return False
+
+    @property
+    def shown(self) -> str:
+        """What other peers are shown: a way that would be proven but is not is `poll`."""
+        return "poll" if self.mode in ("hook", "codex") and not self.proven else self.mode
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether the channel's capability is to be declared: exactly when it is used."""
+        return self._channel is not None and self.mode == "channel"
+
+    def learn(self, meta: object) -> None:
+        """Take from a tool call's `_meta` what proves a way."""
+        if self._codex is not None:
+            self._codex.learn(meta)
+
+    async def announce(self, notice: Notice) -> None:
+        """Tell the agent that messages wait.
+
+        Raises:
+            HoptellError: it could not be told; where that can change, `on_change` is called.
+        """
+        mode = self.mode
+        if self._hook is not None and mode in ("hook", "listener"):
+            await self._hook.announce(notice)
+        elif mode == "channel" and self._channel is not None:
+            await self._channel.announce(notice)
+        elif mode == "codex" and self._codex is not None:
+            await self._codex.announce(notice)
+
+    def sentence(self) -> str:
+        """How this session is woken and whether that is proven, as it is told itself."""
+        match self.mode, self.proven:
+            case "hook", True:
+                return "You are woken by hook, proven: Claude Code's hook has connected."
+            case "hook", _:
+                return (
+                    "You should be woken by hook, but that is not proven: no hook of Claude Code"
+                    " has connected. Install hoptell's plugin, or the output of 'hoptell hooks'."
+                )
+            case "channel", True:
+                return "You are woken by channel, proven: Claude Code was started with it."
+            case "channel", _:
+                return (
+                    "You should be woken by channel, but that is not proven: Claude Code was not"
+                    " seen to be started with channels for hoptell."
+                )
+            case "codex", True:
+                return "You are woken by codex, proven: your thread is known."
+            case "codex", _:
+                return self.hint() or (
+                    "You should be woken by codex, but that is not proven: your thread is not"
+                    " known."
+                )
+            case "tmux", _:
+                return "You are woken by tmux: messages are typed into this terminal."
+            case "poll", _:
+                return "Nothing wakes you: call read_inbox now and then."
+        return f"You are woken as long as this runs in the background: {self._listen_command}"
+
+    def hint(self) -> str | None:
+        """What to add to the next answer, if the way that was proven has stopped working."""
+        if self._codex is None or not self._codex.stalled:
+            return None
+        return (
+            "[hoptell: messages wait, and the notice that was queued for you did not wake you."
+            " Call read_inbox. To hear of further messages while idle, keep this running in the"
+            f" background of your shell tool: {self._listen_command}]"
+        )
+
+
+# What can be told from the processes around us. Not on Windows, where there is no hook either.
+
+
+def _hook(home: Path, on_change: Callable[[], None]) -> "HookWake | None":
+    if os.name != "posix":
+        return None
+    from hoptell.sidecar import claude
+
+    process = claude.claude_code()
+    return None if process is None else claude.HookWake(home, process, on_change)
+
+
+def _has_channel() -> bool:
+    if os.name != "posix":
+        return False
+    from hoptell.sidecar import claude, registry
+
+    process = claude.claude_code()
+    if process is None:
+        return False
+    plugin = "CLAUDE_PLUGIN_ROOT" in os.environ
+    return claude.has_channel(registry.arguments(process.pid), plugin=plugin)
+
+
+def _is_codex() -> bool:
+    if os.name != "posix":
+        return False
+    from hoptell.sidecar import registry
+
+    return any(os.path.basename(kin.program).startswith("codex") for kin in registry.ancestors())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hoptell.frames import Message
+from hoptell.sidecar.wake import Notice, Sender
 from hoptell.tmux.screen import looks_like_prompt
 
 MAX_TEXT_LENGTH = 8_000
@@ -35,11 +36,11 @@ class Batch:
 
 
 def choose(
-    messages: Sequence[Message], *, render: Render, notice: bool, reading: str
+    messages: Sequence[Message], *, render: Render, notice: bool, command: str
 ) -> Batch | None:
     """Make the next paste of the messages that wait, oldest first; None if none does.
 
-    `notice` announces always; `reading` says how the agent reads its inbox.
+    `notice` announces always; `command` reads the inbox from a shell.
     """
     texts: list[str] = []
     length = 0
@@ -54,7 +55,7 @@ def choose(
     if texts:
         return Batch("\n\n".join(texts), len(texts))
     if messages:
-        return Batch(announcement(messages, reading), len(messages), notice=True)
+        return Batch(announcement(messages, command), len(messages), notice=True)
     return None
 
 
@@ -66,13 +67,11 @@ def is_typeable(message: Message) -> bool:
     return not any(_is_control(character) for character in text)
 
 
-def announcement(messages: Sequence[Message], reading: str) -> str:
+def announcement(messages: Sequence[Message], command: str) -> str:
     """The fixed notice: who wrote and how to read it, in one line and no word of the messages."""
-    count = "1 message" if len(messages) == 1 else f"{len(messages)} messages"
-    verb = "waits" if len(messages) == 1 else "wait"
-    senders = list(dict.fromkeys(message.sender for message in messages))
-    named = ", ".join(senders[:5]) + (f" and {len(senders) - 5} more" if senders[5:] else "")
-    return f"[hoptell] {count} from {named} {verb} in your inbox: {reading}"
+    senders = dict.fromkeys(Sender(message.sender, message.host) for message in messages)
+    notice = Notice(len(messages), tuple(senders))
+    return f"{notice} Without that tool run: {command}"
 
 
 def _is_control(character: str) -> bool:

@@ -27,6 +27,7 @@ from hoptell.inbox import Claim, Inbox
 from hoptell.render import render
 from hoptell.settings import PeerSettings, load_peer_settings
 from hoptell.sidecar.texts import listen_command
+from hoptell.sidecar.wake import REMINDERS
 from hoptell.tmux import foreground
 from hoptell.tmux.batch import Batch, choose
 from hoptell.tmux.pane import Pane, PaneGone, Tmux
@@ -45,8 +46,6 @@ COUNT_INTERVAL = 2.0
 """Seconds between looks whether what is held still waits: the agent may read it itself."""
 RETRY_INTERVAL = 5.0
 """Seconds until an inbox that refuses is tried again."""
-ANNOUNCE_AGAIN = (120.0, 600.0, 1800.0)
-"""Seconds after which what was announced and not read is announced again; then no more."""
 MAX_CLAIMS = 50
 IDLE = "waits for messages"
 
@@ -55,13 +54,13 @@ IDLE = "waits for messages"
 class _Announced:
     """What was announced and stays in the inbox."""
 
-    times: int
     at: float
+    times: int = 1
 
     @property
     def due_at(self) -> float:
         """When to say it again, on the monotonic clock."""
-        return self.at + dict(enumerate(ANNOUNCE_AGAIN, start=1)).get(self.times, float("inf"))
+        return self.at + dict(enumerate(REMINDERS, start=1)).get(self.times, float("inf"))
 
 
 class Injector:
@@ -73,15 +72,15 @@ class Injector:
         inbox: Inbox,
         reporter: Reporter,
         *,
-        reading: str,
+        command: str,
         notice: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`reading` says in the notices how the agent reads its inbox; `notice`: always one."""
+        """`command` reads the inbox from a shell, for the notices; `notice`: nothing but these."""
         self._pane = pane
         self._inbox = inbox
         self._reporter = reporter
-        self._reading = reading
+        self._command = command
         self._notice = notice
         self._now = now
         self._typist = Typist()
@@ -235,10 +234,10 @@ class Injector:
         self._forget_what_was_read(claims)
         fresh = [claim for claim in claims if claim.message.id not in self._announced]
         messages = [claim.message for claim in fresh]
-        batch = choose(messages, render=_rendered, notice=self._notice, reading=self._reading)
+        batch = choose(messages, render=_rendered, notice=self._notice, command=self._command)
         if batch is None and any(e.due_at <= self._now() for e in self._announced.values()):
             fresh, messages = claims, [claim.message for claim in claims]
-            batch = choose(messages, render=_rendered, notice=True, reading=self._reading)
+            batch = choose(messages, render=_rendered, notice=True, command=self._command)
         taken = fresh[: batch.count] if batch is not None else []
         self._announcing = [claim.message.id for claim in taken if batch and batch.notice]
         self._claims = [] if self._announcing else taken
@@ -252,15 +251,17 @@ class Injector:
         self._announced = {id: entry for id, entry in self._announced.items() if id in there}
         for claim in claims:  # a long message that the agent reads in parts: it knows of it
             if claim.offset:
-                self._announced.setdefault(claim.message.id, _Announced(1, self._now()))
+                self._announced.setdefault(claim.message.id, _Announced(self._now()))
 
     def _settle(self) -> None:
         """The batch was submitted."""
         for claim in self._claims:
             claim.remove()
         for id in self._announcing:
-            entry = self._announced.get(id)
-            self._announced[id] = _Announced(entry.times + 1 if entry else 1, self._now())
+            if id in self._announced:
+                self._announced[id].times += 1
+            else:
+                self._announced[id] = _Announced(self._now())
         self._forget_batch()
         self._typist.reset()
 
@@ -278,12 +279,6 @@ class Injector:
 def _rendered(message: Message) -> str:
     # An agent without hoptell's tools answers from its shell.
     return render(message, now_ms=int(time.time() * 1000), shell=True).rstrip("\n")
-
-
-def reading(settings: PeerSettings, name: str) -> str:
-    """How the agent reads its inbox, for the notices."""
-    command = listen_command(name, settings.home)
-    return f"call the tool read_inbox or, without it, run: {command} 0"
 
 
 def main(folder: Path) -> int:
@@ -319,7 +314,7 @@ async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: 
         pane,
         inbox,
         reporter,
-        reading=reading(settings, session.name),
+        command=f"{listen_command(session.name, settings.home)} 0",
         notice=session.notice,
     )
     roles = list(settings.roles)

@@ -186,6 +186,8 @@ def test_what_was_not_wholly_printed_when_it_was_ended_is_there_again(
     os.close(child.reader)  # type: ignore[attr-defined]
     assert code == (-9 if number == signal.SIGKILL else 128 + number)
     assert child.stderr and child.stderr.read() == b""
+    if number != signal.SIGKILL:  # at once, and not when somebody finds the process gone
+        assert list((inbox.folder / "claimed").iterdir()) == []
     assert ids(inbox) == ["1", "2"]
 
 

@@ -321,7 +321,8 @@ class Pane:
         time.sleep(SETTLE_WAIT[self.program])
 
     def screen(self) -> str:
-        return self._site.tmux("capture-pane", "-p", "-t", self._name)
+        # Claude Code puts a no-break space behind its prompt glyph.
+        return self._site.tmux("capture-pane", "-p", "-t", self._name).replace("\xa0", " ")
 
     def idle(self) -> bool:
         return IDLE[self.program].search(self.screen()) is not None

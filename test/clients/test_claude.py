@@ -1,15 +1,18 @@
 """Claude Code with the installed plugin: woken when idle, not disturbed when not."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from clients.conftest import Relay
 from clients.lab import Pane, Site, descendants, eventually, export_checkout, hoptell_processes
-from clients.model import NOTICE, Model, Request
+from clients.model import Model
 from clients.peer import Peer
+from clients.waking import is_online, notices, was_told, woken_after
 
 WAKE_LIMIT = 2.0
 TOOLS = "mcp__plugin_hoptell_hoptell"
@@ -35,31 +38,6 @@ def start(site: Site, peer: Peer, name: str = "reader", **more: str) -> Pane:
 @pytest.fixture
 def claude(site: Site, plugin: None, peer: Peer) -> Iterator[Pane]:
     yield start(site, peer)
-
-
-def is_online(peer: Peer, name: str) -> bool:
-    found = peer.peers().get(name)
-    return found is not None and found.online
-
-
-def notices(request: Request) -> int:
-    return sum(len(NOTICE.findall(item.text)) for item in request.items if item.kind == "user")
-
-
-def was_told(text: str) -> Callable[[Request], bool]:
-    """That a tool's result shows `text`."""
-    return lambda one: any(item.kind == "result" and text in item.text for item in one.items)
-
-
-def woken_after(model: Model, peer: Peer, text: str, to: str = "reader") -> float:
-    """Send to an idle session and return the seconds until its model saw the notice."""
-    since, told_before = model.count(), max(map(notices, model.seen()), default=0)
-    sent_at = time.monotonic()
-    peer.send(to, text)
-    notice = model.wait(lambda one: notices(one) > 0, since=since)
-    model.wait(was_told(text), since=since)
-    assert notices(notice) <= told_before + 1
-    return notice.at - sent_at
 
 
 def test_the_plugin_is_valid_and_brings_one_server(site: Site, plugin: None) -> None:
@@ -183,9 +161,6 @@ def test_nothing_is_left_when_the_session_ends(claude: Pane, site: Site) -> None
 
 
 def test_nothing_is_left_when_claude_code_is_killed(claude: Pane, site: Site) -> None:
-    import os
-    from pathlib import Path
-
     for pid in descendants():
         if Path(f"/proc/{pid}/comm").read_text().startswith("claude"):
             os.kill(pid, signal.SIGKILL)

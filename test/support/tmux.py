@@ -241,7 +241,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def injecting(
-    agent: Agent, folder: Path, *, notice: bool = False, reading: str = "call read_inbox"
+    agent: Agent, folder: Path, *, notice: bool = False, command: str = "hoptell listen bob 0"
 ) -> AsyncIterator[Running]:
     """Start `agent`, and an injector that types into it."""
     pane = await asyncio.to_thread(agent.start)
@@ -249,7 +249,7 @@ async def injecting(
     status = Status("bob", os.getpid(), pane.id, pane.pid)
     running = Running(ScriptedClient(), inbox, status)
     reporter = Reporter(status, folder, running.said.append)
-    injector = Injector(pane, inbox, reporter, reading=reading, notice=notice)
+    injector = Injector(pane, inbox, reporter, command=command, notice=notice)
     stopped = asyncio.Event()
     client: Any = running.client
     running.task = asyncio.create_task(injector.run(client, stopped))

@@ -261,7 +261,8 @@ async def test_commands_in_the_pane_speak_for_the_same_peer_and_evict_nobody(sit
     await alice.got(message)
     await site.send("bob", "for the pane", "carol")
     [notice] = await agent.gets(1)
-    assert notice.startswith("[hoptell] 1 message from carol waits") and "read_inbox" in notice
+    assert notice.startswith("[hoptell: 1 message waits for you, from carol")
+    assert "for the pane" not in notice
     command = notice.partition("run: ")[2]
     done = await asyncio.to_thread(
         subprocess.run, command, shell=True, env=inside, capture_output=True, text=True

@@ -111,7 +111,8 @@ async def test_what_is_unsafe_or_long_is_announced_and_stays_exact(
         running.client.feed(text)
         [prompt] = await agent.gets(1)
         await running.reaches("waits for messages")
-        assert prompt == "[hoptell] 1 message from alice waits in your inbox: call read_inbox"
+        assert prompt.startswith("[hoptell: 1 message waits for you, from alice (on laptop).")
+        assert "Call read_inbox" in prompt and prompt.endswith("run: hoptell listen bob 0")
         [claim] = await asyncio.to_thread(running.inbox.claim)
         assert claim.message.text == text
         claim.release()
@@ -131,7 +132,7 @@ async def test_with_notice_every_message_is_only_announced(tmp_path: Path) -> No
 async def test_what_stays_unread_is_announced_again_with_growing_pauses_then_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(injector_module, "ANNOUNCE_AGAIN", (0.3, 0.6))
+    monkeypatch.setattr(injector_module, "REMINDERS", (0.5, 1.5))
     agent = Agent(tmp_path)
     async with injecting(agent, tmp_path, notice=True) as running:
         running.client.feed("unread")
@@ -146,7 +147,7 @@ async def test_what_stays_unread_is_announced_again_with_growing_pauses_then_no_
 async def test_what_was_read_is_not_announced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(injector_module, "ANNOUNCE_AGAIN", (0.6, 0.6))
+    monkeypatch.setattr(injector_module, "REMINDERS", (0.6, 0.6))
     agent = Agent(tmp_path)
     async with injecting(agent, tmp_path, notice=True) as running:
         running.client.feed("read")

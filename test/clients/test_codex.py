@@ -1,0 +1,124 @@
+"""Codex, configured by the example: woken through its queue, not disturbed when not idle."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from clients.lab import REPOSITORY, Pane, Site, eventually, hoptell_processes, write
+from clients.model import Model
+from clients.peer import Peer
+from clients.waking import is_online, notices, was_told, woken_after
+
+WAKE_LIMIT = 2.0
+
+
+def configure(site: Site, name: str = "codex") -> None:
+    """Put the example's lines into the configuration, and relay and token into a settings file."""
+    example = (REPOSITORY / "examples" / "agents" / "codex.toml").read_text()
+    example = example.replace("/path/to/hoptell", str(site.commands / "hoptell"))
+    example = example.replace('HOPTELL_NAME = "codex"', f'HOPTELL_NAME = "{name}"')
+    config = site.home / ".codex" / "config.toml"
+    config.write_text(config.read_text() + "\n" + example)
+    settings = f"HOPTELL_RELAY={site.relay_url}\nHOPTELL_TOKEN={site.token}\n"
+    write(site.home / ".config" / "hoptell" / ".env", settings)
+
+
+def start(site: Site, model: Model, peer: Peer) -> Pane:
+    """A session that has called one of hoptell's tools, as any that works with hoptell has."""
+    pane = site.start("codex")
+    since = model.count()
+    pane.submit("mock: call list_peers {}")
+    model.wait(was_told("tester"), since=since)
+    assert eventually(lambda: is_online(peer, "codex"))
+    time.sleep(1)
+    return pane
+
+
+@pytest.fixture
+def codex(site: Site, model: Model, peer: Peer) -> Iterator[Pane]:
+    configure(site)
+    yield start(site, model, peer)
+
+
+def test_an_idle_session_wakes_every_time_and_is_shown_each_text_once(
+    codex: Pane, model: Model, peer: Peer, record_property: Callable[[str, object], None]
+) -> None:
+    waits = []
+    for number in range(12):
+        waits.append(woken_after(model, peer, f"text-number-{number:02d}", to="codex"))
+        time.sleep(1)
+    record_property("seconds", waits)
+    print("seconds until the model saw the notice:", " ".join(f"{wait:.2f}" for wait in waits))
+    assert max(waits) < WAKE_LIMIT
+    last = model.seen()[-1]
+    assert [last.shows(f"text-number-{number:02d}") for number in range(12)] == [1] * 12
+    assert notices(last) == 12
+
+
+def test_a_draft_is_kept(codex: Pane, model: Model, peer: Peer) -> None:
+    codex.type("half a draft, not sent")
+    assert codex.shows("half a draft, not sent")
+    assert woken_after(model, peer, "while typing", to="codex") < WAKE_LIMIT
+    assert codex.shows("› half a draft, not sent")
+    assert all(request.shows("half a draft") == 0 for request in model.seen())
+
+
+def test_a_busy_session_hears_of_it_at_the_end_of_its_turn(
+    codex: Pane, model: Model, peer: Peer
+) -> None:
+    since = model.count()
+    codex.submit("mock: stream 4")
+    started = model.wait(lambda one: one.shows("mock: stream 4") > 0, since=since).at
+    peer.send("codex", "while busy")
+    notice = model.wait(lambda one: notices(one) == 1, since=since)
+    assert notice.at - started > 3.9
+    model.wait(was_told("while busy"), since=since)
+
+
+def test_an_open_approval_is_not_answered(
+    codex: Pane, model: Model, peer: Peer, site: Site
+) -> None:
+    file = site.work / "approved"
+    codex.submit(f"mock: shell touch {file}")
+    assert codex.shows("Would you like to run")
+    since = model.count()
+    peer.send("codex", "while asked")
+    time.sleep(3)
+    assert codex.shows("Would you like to run", timeout=1)
+    assert not file.exists()
+    assert model.count() == since
+    codex.press("Escape")
+    model.wait(was_told("while asked"), since=since, timeout=40)
+    assert not file.exists()
+
+
+def test_it_wakes_after_the_user_interrupted_a_turn(codex: Pane, model: Model, peer: Peer) -> None:
+    since = model.count()
+    codex.submit("mock: stream 60")
+    model.wait(lambda one: one.shows("mock: stream 60") > 0, since=since)
+    time.sleep(1)
+    codex.press("Escape")
+    time.sleep(1)
+    sent_at = time.monotonic()
+    peer.send("codex", "after the interruption")
+    shown = model.wait(was_told("after the interruption"), since=since, timeout=40)
+    print(f"read {shown.at - sent_at:.1f} s after it was sent")
+    assert shown.shows("after the interruption") == 1
+    time.sleep(2)
+    assert woken_after(model, peer, "and once more", to="codex") < WAKE_LIMIT
+
+
+def test_peers_see_how_it_is_woken_and_the_session_knows_that_it_is_proven(
+    codex: Pane, model: Model, peer: Peer
+) -> None:
+    assert eventually(lambda: peer.peers()["codex"].wake == "codex")
+    since = model.count()
+    codex.submit("mock: call list_peers {}")
+    model.wait(was_told("proven"), since=since)
+
+
+def test_nothing_is_left_when_codex_and_its_daemon_end(codex: Pane, site: Site) -> None:
+    assert hoptell_processes(site.home)
+    codex.exit()
+    site.run("codex", "app-server", "daemon", "stop")
+    assert eventually(lambda: not hoptell_processes(site.home), timeout=10)
