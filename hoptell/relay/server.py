@@ -226,7 +226,7 @@ class RelayServer:
         A broken one changes nothing and is logged.
         """
         if self._settings.members is None and self._tls is None:
-            self._log.note("reload", "there is neither a members file nor a certificate to read")
+            self._log.note("reload", "there is no members file and no certificate to read again")
         if self._settings.members is not None:
             self._reload_members(self._settings.members)
         if self._tls is not None:
