@@ -641,8 +641,12 @@ def test_a_name_that_is_none_is_refused(home: Path, name: str) -> None:
 # Ten thousand -------------------------------------------------------------------------------
 
 
-def test_ten_thousand_waiting_files_slow_nothing_down(inbox: Inbox, home: Path) -> None:
+def test_ten_thousand_waiting_files_slow_nothing_down(
+    inbox: Inbox, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(inbox, 10_000)
+    # A disk that others use takes what it takes to sync, however many files there are.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
     def took(call: Any) -> float:
         best = 1.0
