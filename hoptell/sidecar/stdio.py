@@ -5,7 +5,10 @@ It promises three things that the SDK's own stdio transport does not:
 - It knows when an answer has left the process. Every request carries a `Receipt`, which a
   handler finds as `ctx.request`: what the handler attaches to it is told either that the
   answer was written (`done`) or that it never will be (`undo`: the client cancelled, or is
-  gone). A message that was claimed for an answer is neither lost nor shown twice.
+  gone). A message that was claimed for an answer is neither lost nor shown twice. `done` comes
+  before the last byte, the newline without which no client takes the line, and is taken back
+  (`recall`) if that byte cannot be written. The other order showed messages twice: on a busy
+  machine a client often got as far as killing this process before it ran again.
 - It never keeps the process alive. Both threads are daemons that block in `os.read` and
   `os.write`, so that a client that neither writes, reads nor closes its pipes stops no exit.
   Threads, not non-blocking pipes: O_NONBLOCK would be set for the client's end too, where
@@ -53,7 +56,9 @@ class Handover(Protocol):
     """Something that an answer takes along. Exactly one of `done` and `undo` is called."""
 
     def done(self) -> None:
-        """The answer has left the process. Called on the writer's thread: touch files only."""
+        """The answer has left the process, but for its newline. Called on the writer's thread:
+        touch files only.
+        """
 
     def undo(self) -> None:
         """Nobody gets the answer. Called on the event loop."""
@@ -78,7 +83,7 @@ class Receipt:
             self._handovers.append(handover)
 
     def left(self) -> None:
-        """The answer was written. The one method that another thread calls."""
+        """The answer has been written. The one method that another thread calls."""
         with self._lock:
             if self._state == "open":
                 self._state = "left"
@@ -92,7 +97,7 @@ class Receipt:
                 self._tell("undo")
 
     def unwanted(self) -> None:
-        """The client had given up when the answer was on its way, or just before."""
+        """The answer was on its way, or written, but the client did not get it."""
         with self._lock:
             if self._state == "open":
                 self._state = "unwanted"  # until the writer is through with it
@@ -121,6 +126,8 @@ class Wire:
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._open: dict[RequestId, Receipt] = {}
+        self._finishing: Receipt | None = None
+        """That of the answer whose newline is being written."""
         self._answered: deque[_Answered] = deque(maxlen=REMEMBERED_ANSWERS)
         self._all_settled = asyncio.Event()
         self._all_settled.set()
@@ -261,21 +268,29 @@ class Wire:
         left = self._loop.create_future()
         left.add_done_callback(_retrieved)
         data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        item = _Outgoing(data, receipt, left)
         if self._closed:
-            self._after_writing(receipt, left, written=False)
+            self._after_writing(item, written=False)
         else:
-            self._outgoing.put(_Outgoing(data, receipt, left))
+            self._outgoing.put(item)
         return left
 
     def _write(self) -> None:
         while True:
             item = self._outgoing.get()
-            written = not self._closed and self._write_all(item.data)
-            if written and item.receipt is not None:
-                # Here and not on the loop: a kill between the write and this would show a
-                # message twice, so the gap is kept to a few microseconds.
-                item.receipt.left()
-            self._tell_loop(self._after_writing, item.receipt, item.left, written)
+            written = not self._closed and self._write_item(item)
+            self._tell_loop(self._after_writing, item, written)
+
+    def _write_item(self, item: "_Outgoing") -> bool:
+        if item.receipt is None:
+            return self._write_all(item.data)
+        if not self._write_all(item.data[:-1]):
+            return False
+        self._finishing = item.receipt
+        item.receipt.left()
+        written = self._write_all(item.data[-1:])
+        self._finishing = None
+        return written
 
     def _write_all(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -289,17 +304,17 @@ class Wire:
             return False
         return True
 
-    def _after_writing(
-        self, receipt: Receipt | None, left: "asyncio.Future[None]", written: bool
-    ) -> None:
-        if receipt is not None:
-            receipt.lost()  # unless it left
-        if left.done():
+    def _after_writing(self, item: "_Outgoing", written: bool) -> None:
+        if item.receipt is not None:
+            if not written:
+                item.receipt.unwanted()
+            item.receipt.lost()  # unless it left, and was wanted
+        if item.left.done():
             return
         if written:
-            left.set_result(None)
+            item.left.set_result(None)
         else:
-            left.set_exception(anyio.BrokenResourceError())
+            item.left.set_exception(anyio.BrokenResourceError())
 
     # The end ------------------------------------------------------------------------------
 
@@ -319,6 +334,8 @@ class Wire:
     def abandon(self) -> None:
         """Write nothing more, and tell every open request that its answer never leaves."""
         self._closed = True
+        if (stuck := self._finishing) is not None:
+            stuck.unwanted()
         for receipt in self._open.values():
             receipt.lost()
         self._open.clear()
