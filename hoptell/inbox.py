@@ -120,7 +120,16 @@ class Claim:
         parts: in how many parts that was.
     """
 
-    __slots__ = ("_file", "_home_name", "_inbox", "_kept_as", "message", "offset", "parts")
+    __slots__ = (
+        "_file",
+        "_home_name",
+        "_inbox",
+        "_kept_as",
+        "_removed",
+        "message",
+        "offset",
+        "parts",
+    )
 
     def __init__(
         self, inbox: "Inbox", file: Path, name: str, message: Message, offset: int, parts: int
@@ -132,11 +141,13 @@ class Claim:
         self._file: Path | None = file
         self._home_name = name
         self._kept_as: str | None = None
+        self._removed = False
 
     def remove(self) -> None:
         """Forget the message: it left this process whole."""
         if (file := self._take_file()) is not None:
             self._inbox._remove(file)
+            self._removed = True
 
     def keep_from(self, offset: int) -> None:
         """Put the message back in its place; its text up to `offset` was handed over."""
@@ -147,7 +158,9 @@ class Claim:
         elif (file := self._take_file()) is not None:
             match = _PROGRESS.fullmatch(self._home_name)
             stem = match["stem"] if match else self._home_name
-            self._inbox._put_back(file, f"{stem}+{offset}.{self.parts + 1}.json")
+            kept_as = f"{stem}+{offset}.{self.parts + 1}.json"
+            self._inbox._put_back(file, kept_as)
+            self._kept_as = kept_as
 
     def release(self) -> None:
         """Put the message back in its place: nothing (more) of it was handed over."""
@@ -156,10 +169,14 @@ class Claim:
 
     def restore(self) -> None:
         """Put the message back as it was claimed: what was handed over did not get there."""
-        if self._kept_as is None:
+        removed, self._removed = self._removed, False
+        kept_as, self._kept_as = self._kept_as, None
+        if removed:
             self._inbox._store_again(self._home_name, self.message)
+        elif kept_as is not None:
+            self._inbox._put_back(self._inbox.folder / kept_as, self._home_name)
         else:
-            self._inbox._put_back(self._inbox.folder / self._kept_as, self._home_name)
+            self.release()
 
     def _take_file(self) -> Path | None:
         file, self._file = self._file, None
@@ -218,11 +235,13 @@ class Inbox:
         return True
 
     def _store_again(self, name: str, message: Message) -> None:
+        # It is in `seen`: under its own name, what a crash left of it would count as stored.
+        file = self._tmp / f"{0:016}-{0:032}-{_NO_NAME}.json"
         with self._explained():
             self._prepare()
             with self._locked():
-                _write(self._tmp / name, encode(message))
-                os.rename(self._tmp / name, self.folder / name)
+                _write(file, encode(message))
+                os.rename(file, self.folder / name)
 
     def _finish_stores(self) -> None:
         # The caller holds the lock, so whoever wrote these is dead.

@@ -269,6 +269,21 @@ def test_a_consumer_killed_at_any_step_loses_nothing_that_was_not_shown(
     assert left_by == {whole, whole[1:]}
 
 
+def test_a_consumer_killed_while_it_takes_messages_back_leaves_no_broken_file(
+    tmp_path: Path,
+) -> None:
+    [steps] = run("crash", tmp_path, NAME, "RESTORE")
+    left_by = set()
+    for step in range(1, int(steps) + 2):
+        inbox = Inbox(tmp_path / str(step), NAME)
+        left_by.add(tuple((claim.message.id, claim.offset) for claim in inbox.claim()))
+        assert inbox.waiting().bad == 0
+        assert files(inbox.folder / "tmp") == []
+    one, two = ("delivery-1", 0), ("delivery-2", 0)
+    kept = ("delivery-2", 1)
+    assert left_by == {(one, two), (two,), (kept,), (one, kept)}
+
+
 def test_the_claims_of_a_killed_process_return_to_their_old_place(inbox: Inbox, home: Path) -> None:
     sent = [f"delivery-{number}" for number in range(4)]
     for identity in sent:
@@ -415,6 +430,30 @@ def test_a_part_that_was_not_handed_over_counts_for_nothing(inbox: Inbox) -> Non
     release(inbox.claim())
     [claim] = inbox.claim()
     assert (claim.offset, claim.parts) == (4, 1)
+
+
+def test_what_was_handed_over_in_vain_is_put_back_as_it_was(inbox: Inbox) -> None:
+    inbox.store(message("whole"))
+    inbox.store(message("long", text="0123456789"))
+    inbox.store(message("other"))
+    for _ in range(2):
+        claims = inbox.claim()
+        assert [(c.message.id, c.offset) for c in claims] == [
+            ("whole", 0),
+            ("long", 0),
+            ("other", 0),
+        ]
+        settle(claims, [5, 4])
+        assert ids(inbox) == ["long", "other"]
+        for claim in claims:
+            claim.restore()
+            claim.restore()
+    settle(inbox.claim(), [5, 4])
+    claims = inbox.claim()
+    settle(claims, [7])
+    claims[0].restore()
+    assert [(c.offset, c.parts) for c in inbox.claim()] == [(4, 1), (0, 0)]
+    assert files(inbox.folder / "tmp") == []
 
 
 def test_claiming_stops_at_what_one_answer_holds(inbox: Inbox) -> None:

@@ -6,7 +6,7 @@ Run as a script it is such a process:
     python inbox.py claim HOME NAME                claims one by one, prints the ids, removes
     python inbox.py hold HOME NAME COUNT           claims, prints the ids, holds them
     python inbox.py lock HOME NAME                 holds the lock
-    python inbox.py crash HOME NAME STORE|SETTLE   see `_crash_at_every_step`
+    python inbox.py crash HOME NAME STORE|SETTLE|RESTORE   see `_crash_at_every_step`
 """
 
 import contextlib
@@ -110,12 +110,13 @@ def _crash_at_every_step(home: Path, name: str, work: str) -> None:
     """Do the same work in HOME/1, HOME/2 …, killed at the first, second … step, till it is done.
 
     STORE stores `delivery-2` beside `delivery-1`. SETTLE claims both, writes the file `shown`,
-    removes the first and keeps the second from its second character.
+    removes the first and keeps the second from its second character. RESTORE does so, and then
+    takes both back.
     """
     for step in range(1, 1_000):
         folder = home / str(step)
         Inbox(folder, name).store(message("delivery-1"))
-        if work == "SETTLE":
+        if work != "STORE":
             Inbox(folder, name).store(message("delivery-2"))
         child = os.fork()
         if child == 0:
@@ -128,6 +129,9 @@ def _crash_at_every_step(home: Path, name: str, work: str) -> None:
                 (folder / "shown").touch()
                 claims[0].remove()
                 claims[1].keep_from(1)
+                if work == "RESTORE":
+                    claims[0].restore()
+                    claims[1].restore()
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             print(step - 1)
