@@ -210,8 +210,9 @@ class Typist:
         if self._enters > len(ENTER_WAITS):
             return self._hold(_NOT_SUBMITTED + "the agent does not take Enter")
         if now - self._entered_at < ENTER_WAITS[self._enters - 1]:
-            waits = AGREE_INTERVAL if self._enters == 1 else POLL_INTERVAL
-            return Wait(_NOT_SUBMITTED + "waits until the agent takes Enter", waits)
+            if self._enters == 1:  # as a rule it does at once: no news
+                return Wait("", AGREE_INTERVAL)
+            return Wait(_NOT_SUBMITTED + "waits until the agent takes Enter", POLL_INTERVAL)
         if reading.state is not State.IDLE_DRAFT:
             return self._hold(_NOT_SUBMITTED + _HELD[reading.state])
         if person := self._person(look, now):

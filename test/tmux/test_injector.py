@@ -302,8 +302,9 @@ async def test_what_is_held_shows_reason_age_and_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["claude", "codex"])
 async def test_a_long_paste_that_takes_two_seconds_to_digest_is_submitted_once(
-    style: str, tmp_path: Path
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(typist, "ENTER_WAITS", (0.5, 0.5, 0.5, 0.5, 0.5))
     agent = Agent(tmp_path, style, digest=2, digest_from=4000)
     async with injecting(agent, tmp_path) as running:
         text = "\n".join(f"line {number:04} of a long message" for number in range(130))
