@@ -135,7 +135,8 @@ def run(relay: Contestant, scenario: Scenario) -> Result:
     """
     program = load_generator()
     with running(relay) as process:
-        time.sleep(0.3)  # past the interpreter's start, so that idle memory has settled
+        if scenario.kind == "idle":
+            time.sleep(0.5)  # past the start, so that its own memory has settled
         return _measure(program, relay.name, process, scenario)
 
 
