@@ -131,6 +131,7 @@ class Wire:
         self._answered: deque[_Answered] = deque(maxlen=REMEMBERED_ANSWERS)
         self._all_settled = asyncio.Event()
         self._all_settled.set()
+        self._ended = False
         self._closed = False
         self.handshaken = asyncio.Event()
         """Set once the answer to `initialize` has been written."""
@@ -148,10 +149,12 @@ class Wire:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        while (line := await self._lines.get()) is not None:
-            if (message := self._parsed(line)) is not None:
+        while not self._ended:
+            if (line := await self._lines.get()) is None:
+                self._ended = True
+                await self._let_answers_leave()
+            elif (message := self._parsed(line)) is not None:
                 return message
-        await self._let_answers_leave()
         raise StopAsyncIteration
 
     async def receive(self) -> SessionMessage | Exception:

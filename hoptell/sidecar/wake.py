@@ -28,7 +28,8 @@ REMINDERS = (120.0, 600.0, 1800.0)
 FIRST_RETRY_WAIT = 5.0
 LONGEST_RETRY_WAIT = 600.0
 SHOWN_SENDERS = 5
-MAX_SHOWN_HOST_LENGTH = 64
+
+_start_of_host_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII).match
 
 
 class Sender(NamedTuple):
@@ -39,8 +40,8 @@ class Sender(NamedTuple):
 
     def __str__(self) -> str:
         # The host is the one part of a notice that a peer chooses: nothing but a host name.
-        host = re.sub(r"[^A-Za-z0-9._-]+", "-", self.host)[:MAX_SHOWN_HOST_LENGTH]
-        return f"{self.name} (on {host})" if host else self.name
+        host = _start_of_host_name(self.host)
+        return f"{self.name} (on {host[0]})" if host else self.name
 
 
 @dataclass(frozen=True)
