@@ -148,6 +148,7 @@ class Mailbox:
                     await question.arrived.wait()
             except TimeoutError:
                 pass
+            question.arrived.clear()
             claim = question.withdraw() or self.inbox.claim_answer(
                 question.sender, question.reference, question.seen
             )
