@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -205,6 +206,9 @@ def test_a_terminal_that_somebody_made_non_blocking_loses_nothing() -> None:
     output = ThreadOutput(write)
     data = b"x" * 99_999 + b"\n"
     output.write(data)
+    while select.select([], [write], [], 0)[1]:  # until it is full
+        time.sleep(0.001)
+    time.sleep(0.01)
     seen = b""
     while len(seen) < len(data):
         seen += os.read(read, 65_536)

@@ -418,11 +418,14 @@ async def test_a_flood_in_one_read_leaves_turns_to_others(line: Line) -> None:
     flood = 3 * FRAMES_A_TURN
     line.feed(frame("x") * flood)
     assert len(line.messages) == FRAMES_A_TURN
+    line.feed(frame("x"))
+    assert len(line.messages) == FRAMES_A_TURN and not line.transport.is_reading
+    flood += 1
     turns = 0
     while len(line.messages) < flood:
         await asyncio.sleep(0)
         turns += 1
-    assert turns >= 2 and len(line.messages) == flood
+    assert turns >= 2 and len(line.messages) == flood and line.transport.is_reading
     line.feed(frame("y"))
     assert line.messages[-1] == b"y"
 
@@ -454,9 +457,9 @@ async def test_a_client_that_reads_slowly_is_alive_as_long_as_it_reads(line: Lin
     for left in range(90_000, 0, -10_000):
         line.transport.buffered = left
         line.websocket.check_liveness(2)
+    line.websocket.check_liveness(2)
     assert line.transport.ended is None
-    for _ in range(3):
-        line.websocket.check_liveness(2)
+    line.websocket.check_liveness(2)
     assert line.transport.ended == "abort", "and dropped when it stops"
 
 
@@ -504,6 +507,14 @@ async def test_close_finds_the_answer_behind_what_it_does_not_take_any_more(line
     assert line.messages == [] and line.transport.ended is None
     line.feed(close_frame(1000)[3:])
     assert line.transport.ended == "eof"
+
+
+async def test_close_finds_the_answer_in_what_was_read_before(line: Line) -> None:
+    line.websocket.hold()
+    line.feed(frame("held") + close_frame(1000))
+    assert line.transport.ended is None
+    line.websocket.close(1001)
+    assert line.messages == [] and line.transport.ended == "eof"
 
 
 async def test_close_while_a_message_is_taken_drops_the_rest(line: Line) -> None:
