@@ -329,26 +329,29 @@ async def test_a_slow_sender_gets_through_byte_by_byte(relay: RunningRelay) -> N
         assert b"welcome" in await reader.readuntil(b"}")
 
 
-async def test_two_messages_at_once_come_back_in_one_read(relay: RunningRelay) -> None:
+def masked(payload: str) -> bytes:
+    """A short text frame, masked with zeros."""
+    data = payload.encode()
+    return bytes([0x81, 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+async def test_what_is_asked_at_once_is_answered_in_one_write(
+    relay: RunningRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alice = await relay.login("alice")
-    written: list[int] = []
     (websocket,) = relay.server._websockets
     flush = type(websocket).flush
+    written: list[int] = []
 
     def count(self: Any) -> None:
         written.append(len(self._out) // 2)
         flush(self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(websocket), "flush", count)
-        transport = alice.websocket.transport
-        real_write = transport.write
-        both: list[bytes] = []
-        patch.setattr(transport, "write", both.append)
-        for id in (1, 2, 3):
-            await alice.send(type="send", id=id, to="nobody", text="hi")
-        real_write(b"".join(both))
-        assert [(await alice.receive())["id"] for _ in range(3)] == [1, 2, 3]
+    monkeypatch.setattr(type(websocket), "flush", count)
+    ask = json.dumps({"type": "send", "id": "?", "to": "nobody", "text": "hi"})
+    requests = (ask.replace('"?"', str(id)) for id in range(3))
+    alice.websocket.transport.write(b"".join(map(masked, requests)))
+    assert [(await alice.receive())["id"] for _ in range(3)] == [0, 1, 2]
     assert written == [3]
 
 
@@ -440,9 +443,7 @@ async def test_a_flood_of_list_without_reading_costs_no_more_than_one_answer() -
         )
         one_answer = 200 * 400
         for _ in range(100):
-            flooder.websocket.transport.write(
-                b"\x81\x98\0\0\0\0" + b'{"type": "list","id": 1}'.ljust(24)
-            )
+            flooder.websocket.transport.write(masked('{"type":"list","id":1}'))
         largest = 0
         for _ in range(300):
             await asyncio.sleep(0.001)
@@ -455,7 +456,7 @@ async def test_a_flood_of_list_without_reading_costs_no_more_than_one_answer() -
 
 async def test_one_client_s_flood_does_not_hold_up_another(relay: RunningRelay) -> None:
     flooder, honest = await relay.login("flooder"), await relay.login("honest")
-    flooder.websocket.transport.write((b"\x81\x82\0\0\0\0" + b"{}") * 20_000)
+    flooder.websocket.transport.write(masked("{}") * 20_000)
     await asyncio.sleep(0)
     started = time.monotonic()
     assert (await honest.ask(type="list", id=1))["type"] == "peers"
