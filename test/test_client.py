@@ -73,6 +73,8 @@ async def test_the_hello_says_who_the_peer_is(relay: ScriptedRelay) -> None:
         wake="poll",
     )
     assert session.hello.host
+    request = session.websocket.request
+    assert request is not None and "Sec-WebSocket-Extensions" not in request.headers
 
 
 async def test_entering_does_not_wait_and_the_problem_says_what_is_going_on(
@@ -410,12 +412,23 @@ async def test_pings_alone_keep_a_link_alive(relay: ScriptedRelay) -> None:
     assert client_module.SILENCE_TIMEOUT == 45
 
 
+async def test_the_time_for_connecting_does_not_bound_the_connection(
+    relay: ScriptedRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.5)
+    async with RelayClient(relay.settings()) as client:
+        session = await relay.accept()
+        await client.wait_connected()
+        await asyncio.sleep(0.6)
+        await session.ping()
+        assert client.connected
+
+
 async def test_a_relay_that_accepts_and_says_nothing_is_given_up(
     relay: ScriptedRelay, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
-        await relay.connect()
         assert await client.wait_disconnected() == (
             f"{relay.url} did not answer within 0.1 s: check HOPTELL_RELAY, the network and its"
             " firewalls"
@@ -637,7 +650,8 @@ async def answer_check(session: Session, *, taken: bool) -> None:
 async def test_a_replaced_client_returns_only_once_the_name_is_free(
     relay: ScriptedRelay, pauses: Pauses
 ) -> None:
-    async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
+    settings = relay.settings(roles=("dev",))
+    async with RelayClient(settings, sleep=pauses.sleep) as client:
         session = await relay.accept()
         await client.wait_connected()
         await session.close(4004, "a newer connection took the name bob")
@@ -645,13 +659,16 @@ async def test_a_replaced_client_returns_only_once_the_name_is_free(
             await pauses.skip()
             session = await relay.accept()
             assert (session.hello.name, session.hello.mode) == ("bob-check", "send")
+            assert session.hello.roles == []
             await answer_check(session, taken=True)
             assert await session.wait_closed() == 1000
         assert not client.connected
         await pauses.skip()
         await answer_check(await relay.accept(), taken=False)
-        session = await relay.accept()
+        session = await relay.connect()
         assert (session.hello.name, session.hello.mode) == ("bob", "peer")
+        assert client.problem == f"still connecting to {relay.url}"
+        await session.send(frames.Welcome("bob"))
         await client.wait_connected()
     assert pauses.asked == [2, 4, 8, 16, 32, 60, 60, 60]
 
@@ -685,14 +702,16 @@ async def test_what_a_replaced_client_held_goes_to_the_newer_session_alone(
 async def test_an_unreachable_relay_says_nothing_about_the_name(
     relay: ScriptedRelay, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         session = await relay.accept()
         await client.wait_connected()
         await session.close(4004)
-        await pauses.skip()
-        await relay.connect()  # the check is not answered
-        await pauses.skip()
+        end_pause = await pauses.begun()
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
+            end_pause()  # the check is not answered
+            end_pause = await pauses.begun()
+        end_pause()
         await answer_check(await relay.accept(), taken=False)
         assert (await relay.accept()).hello.name == "bob"
     assert pauses.asked == [2, 4]
@@ -788,7 +807,9 @@ async def test_another_program_on_the_port_is_explained(answer: bytes) -> None:
 
 def test_every_other_failure_has_its_sentence() -> None:
     url = "ws://relay.example:7777"
+    both = f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] ::1, [Errno 113] 127.0.0.1"
     for error, sentence in {
+        OSError(both): f"no relay answers at {url}: start one",
         socket.gaierror(socket.EAI_NONAME, "x"): "the host name relay.example cannot be found",
         socket.gaierror(socket.EAI_AGAIN, "x"): "the host name relay.example cannot be found",
         UnicodeError("label too long"): "the host name relay.example cannot be found",

@@ -46,7 +46,7 @@ AT_HOME = {
     "mcp": {"sidecar", "cli"},
     "mcp_types": {"sidecar", "cli"},
     "uvloop": {"relay", "cli"},
-    "websockets": {"relay", "agent"},
+    "websockets": {"relay", "agent", "sidecar"},  # the sidecar: to ask Codex's daemon
 }
 """Which parts may import these packages; every other part would only get heavier."""
 

@@ -298,7 +298,7 @@ class Tools:
         lines = [
             f'You are "{self._relay.name}"'
             + (f" with the roles {', '.join(self._relay.roles)}" if self._relay.roles else "")
-            + f". {_count(waiting, 'message')} in your inbox"
+            + f". Your inbox holds {_count(waiting, 'message')}"
             + (": call read_inbox." if waiting else ".")
         ]
         if self._woken is not None:

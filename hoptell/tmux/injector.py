@@ -37,8 +37,9 @@ from hoptell.tmux.typist import Done, Enter, Paste, Phase, Typist, Wait
 
 ALIVE_INTERVAL = 0.5
 """Seconds between looks whether the agent still runs."""
-PIN_INTERVAL = 2.0
-"""Seconds between looks for the agent below a shell, until its screen was recognized."""
+RECOGNIZE_INTERVALS = (0.5, 10.0)
+"""Seconds between looks until the agent's screen is recognized for the first time: at the
+start, and after backing off."""
 RECHECK_INTERVAL = 30.0
 """Seconds after which the inbox is looked at though nothing arrived: a sidecar may have put
 back what it could not hand over."""
@@ -117,20 +118,16 @@ class Injector:
 
     async def _watch(self, client: RelayClient) -> None:
         """Return when the agent has ended."""
-        pinned_at = float("-inf")
+        pause, longest = RECOGNIZE_INTERVALS
+        look_at = self._now()
         while await asyncio.to_thread(self._pane.alive):
             self._reporter.update(connected=client.connected, problem=client.problem)
-            if self._pane.agent is None and self._now() - pinned_at > PIN_INTERVAL:
-                pinned_at = self._now()
-                await asyncio.to_thread(self._pin)
+            if self._pane.agent is None and self._now() >= look_at:
+                with contextlib.suppress(PaneGone):
+                    await asyncio.to_thread(self._pane.look)
+                look_at = self._now() + pause
+                pause = min(pause * 1.2, longest)
             await asyncio.sleep(ALIVE_INTERVAL)
-
-    def _pin(self) -> None:
-        # Only below a shell: else the agent is the process that tmux started.
-        process = foreground.find(self._pane.pid)
-        if process is not None and process.is_shell:
-            with contextlib.suppress(PaneGone):
-                self._pane.look()
 
     # From the relay to the inbox -----------------------------------------------------------
 

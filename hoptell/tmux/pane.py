@@ -22,6 +22,9 @@ from hoptell.tmux.foreground import Process
 from hoptell.tmux.screen import Screen, State, read
 from hoptell.tmux.typist import Look
 
+SETTLE_WAIT = 3.0
+"""Seconds after an agent's prompt first stands there in which it may still drop keys, and in
+which its MCP servers start; nothing on the screen shows it."""
 STAMP = " ".join(
     f"#{{{name}}}"
     for name in (
@@ -63,6 +66,7 @@ class Pane:
     pid: int
     agent: Process | None = field(default=None, init=False)
     """The agent, once its screen was recognized."""
+    _recognized_at: float = field(default=0.0, init=False)
 
     def look(self) -> Look:
         """See what the pane shows now.
@@ -97,7 +101,9 @@ class Pane:
         reading = read(screen)
         problem = self._problem(values, mode, running)
         if problem is None and reading.state is not State.UNKNOWN and self.agent is None:
-            self.agent = running
+            self.agent, self._recognized_at = running, time.monotonic()
+        if problem is None and time.monotonic() - self._recognized_at < SETTLE_WAIT:
+            problem = "the agent has only just started"
         return Look(stamp, reading, problem, _person_at(lines[3:end], window))
 
     def _problem(self, values: dict[str, str], mode: str, running: Process | None) -> str | None:
