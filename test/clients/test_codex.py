@@ -26,12 +26,12 @@ def configure(site: Site, name: str = "codex") -> None:
 def start(site: Site, model: Model, peer: Peer) -> Pane:
     """A session that has called one of hoptell's tools, as any that works with hoptell has."""
     pane = site.start("codex")
+    assert eventually(lambda: is_online(peer, "codex"), timeout=20), pane.screen()
     since = model.count()
     pane.submit("mock: call list_peers {}")
     assert eventually(lambda: any(map(was_told("tester"), model.seen(since))), timeout=20), (
         pane.screen()
     )
-    assert eventually(lambda: is_online(peer, "codex"))
     time.sleep(1)
     return pane
 
