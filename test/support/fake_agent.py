@@ -2,6 +2,9 @@
 
     fake_agent.py --style claude --log FILE --control FIFO [--digest S] [--swallow N] …
 
+What no sender of keys can know is which dialog an agent is just about to draw: with --grace S
+it drops the keys of the first S seconds of a dialog.
+
 It runs in raw mode on the alternate screen with bracketed paste, as real agents do. Lines
 written to the FIFO tell it what to do next:
 
@@ -51,7 +54,8 @@ class FakeAgent:
         self.human = ""
         self.pasted_length = 0
         self.busy_until = 0.0
-        self.asking = False
+        self._asking = False
+        self.asked_at = 0.0
         self.ask_closes_at = float("inf")
         self.ask_opens_at = float("inf")
         self.ask_after_paste: float | None = None
@@ -64,6 +68,16 @@ class FakeAgent:
 
     def log(self, event: str, **fields: Any) -> None:
         self.log_file.write(json.dumps({"event": event, "at": time.time(), **fields}) + "\n")
+
+    @property
+    def asking(self) -> bool:
+        return self._asking
+
+    @asking.setter
+    def asking(self, asking: bool) -> None:
+        if asking and not self._asking:
+            self.asked_at = time.monotonic()
+        self._asking = asking
 
     # What comes in ------------------------------------------------------------------------
 
@@ -92,7 +106,8 @@ class FakeAgent:
         if found := re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text):
             self.log("control", characters=found)
         if self.asking:
-            self.log("dialog_key", key=text)
+            if time.monotonic() >= self.asked_at + self.options.grace:
+                self.log("dialog_key", key=text)
             return
         self.text += text
         self.pasted_length += len(text)
@@ -103,6 +118,8 @@ class FakeAgent:
             self.ask_after_paste = None
 
     def key(self, character: str) -> None:
+        if self.asking and time.monotonic() < self.asked_at + self.options.grace:
+            return  # pressed before anybody could see the dialog
         if self.asking:
             if character in "\r\ny1":
                 self.log("approve", key=character)
@@ -152,8 +169,11 @@ class FakeAgent:
             case "ask-after-paste":
                 self.ask_after_paste = float(rest)
             case "draft":
-                if not self.text or self.text == self.human:
-                    self.text = self.human = rest
+                if not rest:
+                    self.text = self.text.removeprefix(self.human)
+                if not rest or not self.text:
+                    self.text += rest
+                    self.human = rest
             case "say":
                 self.said.append(rest)
             case "exit":
@@ -313,6 +333,7 @@ def main() -> None:
     parser.add_argument("--slow-clear", type=float, default=0.0)
     parser.add_argument("--digest", type=float, default=0.0)
     parser.add_argument("--digest-from", type=int, default=1)
+    parser.add_argument("--grace", type=float, default=0.0)
     parser.add_argument("--swallow", type=int, default=0)
     FakeAgent(parser.parse_args()).run()
 

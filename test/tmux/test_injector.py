@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import re
 import time
 from pathlib import Path
 
 import pytest
-from support.tmux import Agent, Terminal, eventually, injecting, wait_until
+from support.tmux import Agent, Terminal, eventually, injecting, texts_in, wait_until
 
 from hoptell.tmux import injector as injector_module
 from hoptell.tmux import typist
@@ -17,21 +16,11 @@ pytestmark = pytest.mark.usefixtures("tmux_environ")
 STYLES = ["claude", "codex", "opencode", "gemini"]
 
 
-FRAMED = re.compile(
-    r"\[hoptell message (\w+) begins\]\n.*?\n\n(.*?)\n\[hoptell message \1 ends\]", re.DOTALL
-)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than the product does: the waiting is most of what a test takes."""
     monkeypatch.setattr(typist, "AGREE_INTERVAL", 0.1)
     monkeypatch.setattr(typist, "POLL_INTERVAL", 0.2)
-
-
-def texts_in(prompt: str) -> list[str]:
-    """The messages' texts in what was submitted, without their frames."""
-    return [match[2] for match in FRAMED.finditer(prompt)]
 
 
 async def nothing_is_typed(agent: Agent, seconds: float = 0.8) -> None:
