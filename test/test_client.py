@@ -171,6 +171,29 @@ async def test_the_token_is_in_no_log_and_no_repr(
     assert not any(record.name.startswith("websockets.client") for record in caplog.records)
 
 
+async def test_another_wake_mode_is_shown_by_logging_in_again_at_once(
+    relay: ScriptedRelay, pauses: Pauses
+) -> None:
+    async with RelayClient(relay.settings(), wake="poll", sleep=pauses.sleep) as client:
+        session = await relay.accept()
+        sending = in_background(client.send("alice", "hi"))
+        frame = await session.receive(frames.Send)
+        client.show_wake("hook")
+        session = await relay.connect()
+        assert session.hello.wake == "hook"
+        client.show_wake("codex")  # too late for this login
+        await session.send(frames.Welcome("bob"))
+        session = await relay.accept()
+        assert session.hello.wake == "codex"
+        assert await session.receive(frames.Send) == frame
+        await session.ack(frame)
+        await sending
+        client.show_wake("codex")
+        await session.ping()
+        assert client.connected
+    assert pauses.asked == []
+
+
 # Sending ----------------------------------------------------------------------------------
 
 
@@ -814,7 +837,6 @@ def test_every_other_failure_has_its_sentence() -> None:
         socket.gaierror(socket.EAI_AGAIN, "x"): "the host name relay.example cannot be found",
         UnicodeError("label too long"): "the host name relay.example cannot be found",
         OSError(errno.EHOSTUNREACH, "No route to host"): f"no way to {url} (No route to host)",
-        ImportError("python-socks"): "add relay.example to NO_PROXY",
     }.items():
         assert sentence in str(explain.failure(error, url, 10))
 
@@ -888,11 +910,63 @@ async def test_a_proxy_is_never_asked_for_this_machine(
         await client.wait_connected()
 
 
-def test_another_host_is_reached_through_the_proxy_that_the_environment_names() -> None:
-    assert client_module._open("ws://relay.example:7777").proxy is True
-    assert client_module._open("ws://localhost:7777").proxy is None
-    assert client_module._open("ws://[::1]:7777").proxy is None
-    assert client_module._open("wss://127.0.0.1").proxy is None
+async def proxy_to(port: int, asked: list[bytes]) -> asyncio.Server:
+    """An HTTP proxy that leads to this port whatever it is asked for."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        if not port:
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(forward(reader, back), forward(there, writer))
+
+    return await asyncio.start_server(handle, "127.0.0.1", 0)
+
+
+async def test_another_host_is_reached_through_the_proxy_that_the_environment_names(
+    relay: ScriptedRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    async with await proxy_to(relay.port, asked) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        settings = relay.settings(relay="ws://relay.example:7777")
+        async with RelayClient(settings) as client:
+            session = await relay.accept()
+            await client.wait_connected()
+            await session.close(4003)
+            with pytest.raises(LoginRefused):
+                await anext(client)
+    assert asked == [b"CONNECT relay.example:7777 HTTP/1.1"]
+
+
+async def test_a_proxy_that_does_not_lead_to_the_relay_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with await proxy_to(0, []) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        for url, said in {
+            f"http://user:s3cret@127.0.0.1:{port}": "HTTP 403",
+            "http://127.0.0.1:1": "Connect call failed",
+            "gopher://s3cret": "InvalidProxy",
+            "socks5://127.0.0.1:1": "SOCKS needs the Python package python-socks",
+        }.items():
+            monkeypatch.setenv("HTTPS_PROXY", url)
+            error = await failure("ws://relay.example:7777")
+            assert str(error).startswith(
+                "the proxy of this machine does not lead to ws://relay.example:7777 ("
+            )
+            assert said in str(error)
+            assert str(error).endswith(": correct HTTPS_PROXY, or add relay.example to NO_PROXY")
+            assert "s3cret" not in str(error)
 
 
 def test_a_secret_in_the_url_is_not_shown() -> None:
