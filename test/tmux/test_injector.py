@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -360,6 +361,18 @@ async def test_a_shell_without_an_agent_gets_nothing(tmp_path: Path) -> None:
         await running.reaches("no agent is running in the pane")
         await asyncio.sleep(0.8)
         assert "touch" not in agent.screen()
+
+
+async def test_a_suspended_agent_holds_until_it_goes_on(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, shell="AGENT; true")  # tmux itself wakes what it started
+    async with injecting(agent, tmp_path) as running:
+        process = await eventually(lambda: agent.pane.agent, "the agent to be recognized")
+        os.kill(process.pid, signal.SIGSTOP)
+        running.client.feed("hello")
+        await running.reaches("the agent is suspended")
+        os.kill(process.pid, signal.SIGCONT)
+        await agent.gets(1)
+    assert not agent.harm
 
 
 async def test_the_injector_ends_when_the_agent_does_and_keeps_what_waits(tmp_path: Path) -> None:
