@@ -55,7 +55,11 @@ def test_the_plugin_installs_from_a_git_repository_too(site: Site) -> None:
     git = ["git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all of it"]):
         subprocess.run([*git, *command], check=True)
-    site.run("claude", "plugin", "marketplace", "add", f"file://{checkout}/.git")
+    # Claude Code takes https only; git takes the place that we say for it.
+    place = "https://git.example/hoptell.git"
+    rewrite = f'[url "file://{checkout}/.git"]\n  insteadOf = {place}\n'
+    (site.home / ".gitconfig").write_text(rewrite)
+    site.run("claude", "plugin", "marketplace", "add", place)
     site.run("claude", "plugin", "install", "hoptell@hoptell")
     shutil.rmtree(checkout)
     (server,) = [
