@@ -290,7 +290,7 @@ async def test_reading_returns_what_waits_and_takes_it_along(session: Session) -
     await session.mailbox.store(message("1", "one"))
     await session.mailbox.store(message("2", "two"))
     assert texts_in(await session.call("read_inbox")) == ["one", "two"]
-    session.receipt.left()
+    session.receipt.left(written=True)
     assert await session.call("read_inbox") == "No messages wait for you."
 
 
@@ -369,7 +369,7 @@ async def test_asking_returns_the_answer_to_this_question(session: Session) -> N
     session.relay.on_sent = answers(session, delay=0.02)
     await session.mailbox.store(message("1", "another matter"))
     assert texts_in(await session.call("ask_peer", **SEND)) == ["yes"]
-    session.receipt.left()
+    session.receipt.left(written=True)
     assert texts_in(await session.call("read_inbox")) == ["another matter"]
 
 
