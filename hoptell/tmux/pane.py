@@ -29,10 +29,11 @@ STAMP = " ".join(
     f"#{{{name}}}"
     for name in (
         "pane_id pane_pid pane_dead pane_in_mode pane_input_off pane_synchronized"
-        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height"
+        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height =2:pane_title"
     ).split()
 )
-"""What must not have changed between the look and the typing."""
+"""What must not have changed between the look and the typing: of the title the first character,
+where agents show that they work. A dialog or a draft moves the cursor."""
 
 _SAFE = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|[\t\n])*")
 
@@ -90,7 +91,7 @@ class Pane:
     def _understood(self, lines: list[str], running: Process | None) -> Look:
         stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
         end = lines.index("end", 3)
-        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" "), strict=True))
+        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 12), strict=True))
         screen = Screen(
             rows=lines[end + 1 :],
             cursor=(int(values["cursor_x"]), int(values["cursor_y"])),
@@ -155,7 +156,8 @@ class Pane:
         first: "list[str] | tuple[()]" = (),
         text: str = "",
     ) -> bool:
-        condition = f"#{{==:{STAMP},{stamp}}}"
+        expected = re.sub(r"([#,}])", r"#\1", stamp)
+        condition = f"#{{==:{STAMP},{expected}}}"
         refused = f"{otherwise} ; " if otherwise else ""
         answer = subprocess.run(
             [

@@ -2,8 +2,8 @@
 
     fake_agent.py --style claude --log FILE --control FIFO [--digest S] [--swallow N] …
 
-What no sender of keys can know is which dialog an agent is just about to draw: with --grace S
-it drops the keys of the first S seconds of a dialog.
+What no sender of keys can know is what an agent is just about to draw: with --grace S it drops
+the keys of the first S seconds of a dialog, and takes Enter in those of some work for no fault.
 
 It runs in raw mode on the alternate screen with bracketed paste, as real agents do. Lines
 written to the FIFO tell it what to do next:
@@ -53,6 +53,7 @@ class FakeAgent:
         self.text = ""
         self.human = ""
         self.pasted_length = 0
+        self.busy_since = 0.0
         self.busy_until = 0.0
         self._asking = False
         self.asked_at = 0.0
@@ -144,7 +145,8 @@ class FakeAgent:
         if not self.text:
             return
         event = "submit_draft" if self.human else "submit"
-        self.log(event, text=self.text, busy=self.is_busy)
+        seen_busy = self.is_busy and time.monotonic() > self.busy_since + self.options.grace
+        self.log(event, text=self.text, busy=seen_busy)
         if self.text.startswith(("!", "/", "@", "#")):
             self.log("command", text=self.text)
         self.text, self.human, self.pasted_length = "", "", 0
@@ -157,6 +159,7 @@ class FakeAgent:
         now = time.monotonic()
         match word:
             case "busy":
+                self.busy_since = now
                 self.busy_until = now + float(rest or 1e9)
             case "idle":
                 self.busy_until = 0
@@ -278,6 +281,7 @@ class FakeAgent:
     def draw(self) -> None:
         columns, height = os.get_terminal_size(1)
         rows, (x, y), title = self.screen(columns, height)
+        title = title if self.options.title is None else self.options.title
         body = "".join(f"\x1b[{row + 1};1H\x1b[2K{text}" for row, text in enumerate(rows))
         out = f"\x1b]2;{title}\x07{body}\x1b[{y + 1};{x + 1}H"
         if out != self.drawn:
@@ -328,6 +332,7 @@ def main() -> None:
     parser.add_argument("--style", default="claude")
     parser.add_argument("--log", required=True)
     parser.add_argument("--control", required=True)
+    parser.add_argument("--title")
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--slow-draw", type=float, default=0.0)
     parser.add_argument("--slow-clear", type=float, default=0.0)

@@ -11,6 +11,7 @@ from support.tmux import Agent, Terminal, eventually, injecting, texts_in, wait_
 
 from hoptell.tmux import injector as injector_module
 from hoptell.tmux import typist
+from hoptell.tmux.screen import State
 
 pytestmark = pytest.mark.usefixtures("tmux_environ")
 
@@ -414,6 +415,25 @@ def test_tmux_itself_refuses_when_the_pane_changed_since_the_look(tmp_path: Path
     assert "hello" not in agent.screen()
     assert pane.tmux.cmd("list-buffers").stdout == []
     assert not agent.events("submit", "submit_draft")
+
+
+def test_an_agent_that_began_to_work_since_the_look_gets_no_enter(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "codex")  # when it works, the cursor stays where it is
+    pane = agent.start()
+    look = pane.look()
+    agent.tell("busy")
+    wait_until(lambda: pane.look().reading.state is State.BUSY, "the work")
+    assert not pane.paste("hello", look.stamp) and not pane.enter(look.stamp)
+
+
+@pytest.mark.parametrize(
+    "title", ["", ",", "}", "#", "#{pane_id}", ",}", "✳ x", "日本", "a b", "%d"]
+)
+def test_no_title_disturbs_the_guard(title: str, tmp_path: Path) -> None:
+    agent = Agent(tmp_path, title=title)
+    pane = agent.start()
+    assert pane.paste("hello", pane.look().stamp)
+    wait_until(lambda: "hello" in agent.screen(), "the paste")
 
 
 @pytest.mark.parametrize("bad", ["\x1b", "\r", "\0", "\x7f", "\x9b", "\u2028", "\x1b[201~"])

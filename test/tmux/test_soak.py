@@ -14,11 +14,13 @@ pytestmark = pytest.mark.usefixtures("tmux_environ")
 MESSAGES = 200
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("seed", "style"), [(1, "claude"), (2, "codex")])
 async def test_all_messages_arrive_once_and_in_order_and_nothing_else_happens(
     seed: int, style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in {"AGREE_INTERVAL": 0.05, "POLL_INTERVAL": 0.05, "GONE_WAIT": 0.5}.items():
+    paces = {"AGREE_INTERVAL": 0.05, "POLL_INTERVAL": 0.05, "GONE_WAIT": 0.5, "DRAW_WAIT": 5.0}
+    for name, seconds in paces.items():
         monkeypatch.setattr(typist, name, seconds)
     monkeypatch.setattr(typist, "ENTER_WAITS", (0.5,) * 6)
     chance = random.Random(seed)
@@ -30,7 +32,10 @@ async def test_all_messages_arrive_once_and_in_order_and_nothing_else_happens(
             text = f"number {number}" + chance.choice(["", "\nwith a second line", " " + "x" * 300])
             sent += [item.text for item in running.client.feed(text, sender=f"peer-{number % 3}")]
             await asyncio.sleep(chance.uniform(0, 0.12))
-        await eventually(lambda: len(received(agent)) >= MESSAGES, "all of them", 60)
+        try:
+            await eventually(lambda: len(received(agent)) >= MESSAGES, "all of them", 60)
+        except TimeoutError:
+            pytest.fail("\n".join(running.said[-30:]) + agent.screen())
         disturbing.cancel()
         await eventually(lambda: running.inbox.waiting().count == 0, "an empty inbox")
         await running.reaches("waits for messages", 15)
