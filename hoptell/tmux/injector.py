@@ -305,8 +305,8 @@ def main(folder: Path) -> NoReturn:
     except Exception as error:
         last_word = f"stopped by a bug in hoptell: {_where(error)}"
     finally:
-        settings_file.unlink(missing_ok=True)
-        _end(pane, reporter, last_word)
+        if _end(pane, reporter, last_word):
+            settings_file.unlink(missing_ok=True)  # it has the token; a sidecar may need it
     # From here, since Python waits for its threads at the end, and one of them may be asking a
     # name server that does not answer: the user's terminal would stay on this window.
     sys.stdout.flush()
@@ -338,8 +338,11 @@ async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: 
         await injector.run(client, stopped)
 
 
-def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> None:
-    """Leave the last word for who started the session, and close what is dead."""
+def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> bool:
+    """Leave the last word for who started the session, and close what is dead.
+
+    Returns: whether the agent has ended.
+    """
     status = reporter.status
     gone = foreground.find(pane.pid) is None
     if gone:
@@ -353,3 +356,4 @@ def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> None:
         pane.tmux.cmd("kill-pane", "-t", pane.id)
     else:  # from now on it is an ordinary pane, which nobody watches
         pane.tmux.cmd("set-option", "-w", "-t", pane.id, "remain-on-exit", "off")
+    return agent_ended
