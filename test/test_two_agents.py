@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.relay import RelayProcess, relay_process
-from support.sidecar import Agent, agent, text_of, texts_in
+from support.sidecar import Agent, agent, text_of, texts_in, within
 
 
 @pytest.fixture
@@ -52,6 +52,50 @@ async def test_they_send_wait_ask_and_answer(relay: RelayProcess) -> None:
         assert texts_in(answer) == ["42"] and f"In answer to: {reference}" in answer
         assert texts_in(await alice.call("read_inbox")) == ["something else"]
         assert texts_in(await alice.call("read_inbox")) == []
+
+
+async def test_asking_whom_nobody_knows_or_oneself_or_who_is_offline_is_answered_at_once(
+    relay: RelayProcess,
+) -> None:
+    async with agent(as_peer(relay, "alice")) as alice:
+        await alice.call("list_peers")
+        with within(2):
+            assert "nobody" in (await told(alice, "ask_peer", to="nobody", message="?"))
+            assert "your own name" in (await told(alice, "ask_peer", to="alice", message="?"))
+        async with agent(as_peer(relay, "bob")) as bob:
+            await bob.call("list_peers")
+        while "bob: offline" not in await alice.call("list_peers"):
+            await asyncio.sleep(0.02)
+        with within(2):
+            answer = await alice.call("ask_peer", to="bob", message="anybody?")
+        assert answer.startswith("Queued: bob is offline")
+        assert "No messages" in await alice.call("read_inbox")
+
+
+async def test_the_command_in_the_instructions_wakes_by_its_end_and_shows_the_message_once(
+    relay: RelayProcess,
+) -> None:
+    async with agent(as_peer(relay, "alice")) as alice, agent(as_peer(relay, "bob")) as bob:
+        instructions = bob.session.instructions or ""
+        (command,) = [line for line in instructions.splitlines() if " listen bob" in line]
+        listening = await asyncio.create_subprocess_shell(
+            command.partition("shell tool: ")[2],
+            env={},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await bob.call("list_peers")
+            await alice.call("send_message", to="bob", message="wake up")
+            async with asyncio.timeout(10):
+                output, _ = await listening.communicate()
+        finally:
+            if listening.returncode is None:
+                listening.kill()
+                await listening.wait()
+        assert texts_in(output.decode()) == ["wake up"]
+        assert "No messages" in await bob.call("read_inbox")
 
 
 async def test_a_restart_of_the_relay_in_the_middle_loses_and_doubles_nothing(

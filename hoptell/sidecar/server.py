@@ -253,8 +253,6 @@ def result(text: str, *, is_error: bool = False) -> CallToolResult:
 def sentence(error: HoptellError) -> str:
     """An error as the model reads it, with what to do about it."""
     text = str(error)
-    if text[:1].isalpha() and text.partition(" ")[0].isalpha():  # no address, no setting
-        text = text[:1].upper() + text[1:]
     text += "" if text.endswith((".", "!")) else "."
     if isinstance(error, RelayUnreachable) and not error.lasting and not error.maybe_accepted:
         text += " hoptell keeps trying to connect; try again later."

@@ -229,12 +229,12 @@ async def test_everything_about_a_message_reaches_the_relay(session: Session) ->
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (Refused("unknown peer 'bob': list the peers"), "Unknown peer 'bob': list the peers."),
-        (ConfigurationError("there is no token"), "There is no token."),
-        (Replaced("another session went online as alice"), "Another session went online as alice."),
-        (RelayUnreachable("no route"), "No route. hoptell keeps trying to connect"),
-        (RelayUnreachable("a bad certificate", lasting=True), "A bad certificate."),
-        (RelayUnreachable("it may arrive twice", maybe_accepted=True), "It may arrive twice."),
+        (Refused("unknown peer 'bob': list the peers"), "unknown peer 'bob': list the peers."),
+        (ConfigurationError("there is no token"), "there is no token."),
+        (Replaced("another session went online as alice"), "another session went online as alice."),
+        (RelayUnreachable("no route"), "no route. hoptell keeps trying to connect"),
+        (RelayUnreachable("a bad certificate", lasting=True), "a bad certificate."),
+        (RelayUnreachable("it may arrive twice", maybe_accepted=True), "it may arrive twice."),
     ],
 )
 async def test_what_went_wrong_is_one_sentence_in_a_result(

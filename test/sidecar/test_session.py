@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from support.inbox import message
 from support.relay import TOKEN, RunningRelay, running_relay
 from support.sidecar import COMMAND, RawSidecar, raw_sidecar, text_of, texts_in, within
@@ -82,6 +84,16 @@ async def test_a_newer_client_is_led_to_the_handshake(tmp_path: Path) -> None:
         answer = await sidecar.request("server/discover", _meta=meta)
         assert answer["error"]["code"] == -32601
         assert (await sidecar.handshake())["protocolVersion"] == "2025-11-25"
+
+
+async def test_the_mcp_packages_newest_client_comes_to_terms_with_it(tmp_path: Path) -> None:
+    server = StdioServerParameters(
+        command=COMMAND[0], args=COMMAND[1:], env=environment(tmp_path, HOPTELL_PUSH="poll")
+    )
+    with open(os.devnull, "w") as nowhere:
+        async with Client(stdio_client(server, errlog=nowhere)) as client:
+            assert client.protocol_version == "2025-11-25"
+            assert len((await client.list_tools()).tools) == 5
 
 
 @pytest.mark.parametrize("push", ["channel", "listener", "poll", "tmux", ""])
