@@ -58,16 +58,14 @@ class Running:
 def hoptell(root: Path = ROOT, name: str = "hoptell", *more: str) -> Contestant:
     """This project's relay, from the source tree `root`; `more` are further arguments."""
     command = (sys.executable, "-m", "hoptell", "relay", "--port", "{port}", *more)
-    return Contestant(name, command, "hoptell", {"PYTHONPATH": str(root)})
+    return Contestant(name, command, name, {"PYTHONPATH": str(root)})
 
 
 def _node(*more: str) -> tuple[str, ...]:
     return ("node", str(BENCH / "rivals/relay.mjs"), "{port}", *more)
 
 
-def _floor(*more: str) -> tuple[str, ...]:
-    return (sys.executable, str(BENCH / "rivals/floor.py"), "{port}", *more)
-
+_FLOOR = (sys.executable, str(BENCH / "rivals/floor.py"), "{port}")
 
 CONTESTANTS = {
     relay.name: relay
@@ -76,8 +74,7 @@ CONTESTANTS = {
         hoptell(ROOT, "hoptell-journal", "--journal", "{folder}/journal.db"),
         Contestant("node", _node(), "Node `ws`, plain", needs="node"),
         Contestant("node-joined", _node("--joined"), "Node `ws`, writes joined", needs="node"),
-        Contestant("floor", _floor(), "bare asyncio echo"),
-        Contestant("floor-uvloop", _floor("uvloop"), "bare uvloop echo"),
+        Contestant("floor", _FLOOR, "bare asyncio echo"),
     )
 }
 
