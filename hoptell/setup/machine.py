@@ -28,7 +28,8 @@ class Machine:
     """The variables with which a process that gets no other finds the same settings. Paths."""
     owner: str
     """A good start for the peer names of this user's agents."""
-    folders: tuple[str, ...] = USUAL_FOLDERS
+    folders: tuple[str, ...] = ()
+    """Where to look for programs besides PATH."""
 
     @classmethod
     def here(cls, environ: Mapping[str, str] | None = None) -> "Machine":
@@ -42,12 +43,15 @@ class Machine:
             home = Path(environ.get("HOME", "").strip() or Path.home())
         except RuntimeError:
             raise ConfigurationError("there is no home folder: set HOME") from None
-        return cls(environ, home, own_command(), _pointers(environ), _owner(environ))
+        pointers, owner = _pointers(environ), _owner(environ)
+        return cls(environ, home, own_command(), pointers, owner, USUAL_FOLDERS)
 
     def find(self, *programs: str) -> str | None:
         """The first of these programs that is installed."""
         folders = [str(self.home / f[2:]) if f[:2] == "~/" else f for f in self.folders]
-        path = os.pathsep.join([self.environ.get("PATH", ""), *folders])
+        # An empty part would stand for the current folder, whose programs are somebody else's.
+        parts = [*self.environ.get("PATH", "").split(os.pathsep), *folders]
+        path = os.pathsep.join(filter(None, parts))
         return next((found for one in programs if (found := shutil.which(one, path=path))), None)
 
     def config_home(self) -> Path:
