@@ -29,19 +29,19 @@ import secrets
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
-from urllib.parse import urlsplit
 
 from msgspec import UNSET
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import broadcast
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidURI
 from websockets.protocol import State
+from websockets.proxy import get_proxy
+from websockets.uri import parse_uri
 
 from hoptell import __version__, explain, frames
 from hoptell.errors import (
     ConfigurationError,
     HoptellError,
-    LoginRefused,
     ProtocolError,
     Refused,
     RelayUnreachable,
@@ -72,6 +72,14 @@ left from a connection that is gone."""
 MAX_RELAY_FRAME_BYTES = 16 * 1024 * 1024
 """`peers` is the largest frame: 10,000 names with 16 roles each are 12 MB."""
 
+_CANNOT_CONNECT = (
+    OSError,
+    InvalidHandshake,
+    InvalidURI,
+    InvalidProxy,
+    UnicodeError,  # a host name that cannot be one
+    ImportError,  # websockets needs one more library for a SOCKS proxy
+)
 _Answer = TypeVar("_Answer", bound=frames.RelayFrame)
 
 
@@ -262,8 +270,11 @@ class RelayClient:
             return
         self._wake = wake
         if self._connection is not None:
-            self._at_once = True
-            self._connection.transport.close()
+            self._log_in_again(self._connection)
+
+    def _log_in_again(self, connection: "_Connection") -> None:
+        self._at_once = True
+        connection.transport.close()
 
     # Requests ------------------------------------------------------------------------------
 
@@ -351,16 +362,18 @@ class RelayClient:
 
     async def _one_connection(self) -> NoReturn:
         """Connect, log in and receive until that ends; what ended it is raised."""
-        hello = self._hello()
+        wake, hello = self._wake, self._hello()
+        through_proxy = False
         try:
-            async with (
-                asyncio.timeout(OPEN_TIMEOUT) as opening,
-                _open(self._settings.relay) as connection,
-            ):
+            way = _way_to(self._settings.relay)
+            through_proxy = way.proxy is not None
+            async with asyncio.timeout(OPEN_TIMEOUT) as opening, way as connection:
                 assert isinstance(connection, _Connection)
                 try:
                     await self._log_in(connection, hello)
                     opening.reschedule(None)
+                    if wake != self._wake:  # it changed while this logged in
+                        self._log_in_again(connection)
                     await self._receive(connection)
                 finally:
                     self._connection = None
@@ -372,10 +385,8 @@ class RelayClient:
                 f"{self._address} does not keep to hoptell's protocol ({error}): check that"
                 " HOPTELL_RELAY is a hoptell relay"
             ) from error
-        except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, UnicodeError) as error:
-            raise explain.failure(error, self._address, OPEN_TIMEOUT) from error
-        except ImportError as error:  # websockets needs one more library for a SOCKS proxy
-            raise explain.failure(error, self._address, OPEN_TIMEOUT) from error
+        except _CANNOT_CONNECT as error:
+            raise explain.failure(error, self._address, OPEN_TIMEOUT, through_proxy) from error
 
     def _hello(self) -> bytes:
         token = self._settings.token
@@ -571,13 +582,14 @@ class _Connect(connect):
         return exc  # the token is meant for the host in HOPTELL_RELAY alone
 
 
-def _open(url: str) -> connect:
-    remote = not _is_loopback(urlsplit(url).hostname or "")
+def _way_to(url: str) -> connect:
+    uri = parse_uri(url)
+    remote = not _is_loopback(uri.host)
     return _Connect(
         url,
         compression=None,
-        # The usual variables name the proxy; one that reaches this machine from outside is none.
-        proxy=True if remote else None,
+        # The one that the usual variables name; none of them leads back to this machine.
+        proxy=get_proxy(uri) if remote else None,
         user_agent_header=f"hoptell/{__version__}",
         open_timeout=None,  # OPEN_TIMEOUT spans the login too
         ping_interval=None,  # its answer to a ping counts pongs only: see `_next_frame`

@@ -14,6 +14,7 @@ from websockets.exceptions import (
     ConnectionClosed,
     InvalidMessage,
     InvalidProxy,
+    InvalidProxyStatus,
     InvalidStatus,
     InvalidURI,
     ProxyError,
@@ -36,9 +37,14 @@ _LOGIN_HINTS = {
 }
 
 
-def failure(error: Exception, address: str, waited: float) -> HoptellError:
-    """The sentence for an attempt to connect that failed."""
-    sentence, lasting = _explanation(error, address, waited)
+def failure(
+    error: Exception, address: str, waited: float, through_proxy: bool = False
+) -> HoptellError:
+    """The sentence for an attempt to connect that failed, after `waited` seconds at most."""
+    if _is_the_proxys(error, through_proxy):
+        sentence, lasting = _proxy_explanation(error, address), False
+    else:
+        sentence, lasting = _explanation(error, address, waited)
     if isinstance(error, InvalidURI):
         return ConfigurationError(sentence)
     return RelayUnreachable(sentence, lasting=lasting)
@@ -95,11 +101,6 @@ def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bo
             return f"HOPTELL_RELAY is {address}, which is not ws://host:port or wss://host", True
         case InvalidStatus():
             return _status_explanation(error.response.status_code, address)
-        case InvalidProxy() | ProxyError() | ImportError():
-            return (
-                f"the proxy that this machine's settings name does not lead to {address}"
-                f" ({type(error).__name__}): correct HTTPS_PROXY, or add {host} to NO_PROXY"
-            ), False
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
             return (
                 f"{address} closed the connection before answering: check that the relay is up,"
@@ -110,6 +111,30 @@ def _explanation(error: Exception, address: str, waited: float) -> tuple[str, bo
                 f"what answers at {address} is not a hoptell relay: check HOPTELL_RELAY, and"
                 " whether it needs wss://"
             ), True
+
+
+def _is_the_proxys(error: Exception, through_proxy: bool) -> bool:
+    if isinstance(error, InvalidProxy | ProxyError | ImportError):
+        return True
+    # Behind a proxy, TLS is the first that is about the relay itself.
+    return through_proxy and isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+
+
+def _proxy_explanation(error: Exception, address: str) -> str:
+    host = urlsplit(address).hostname
+    match error:
+        case InvalidProxyStatus():
+            said = f"HTTP {error.response.status_code}"
+        case OSError() if error.strerror:
+            said = error.strerror
+        case ImportError():
+            said = "SOCKS needs the Python package python-socks"
+        case _:
+            said = type(error).__name__
+    return (
+        f"the proxy of this machine does not lead to {address} ({said}): correct HTTPS_PROXY, or"
+        f" add {host} to NO_PROXY"
+    )
 
 
 def _certificate_explanation(error: ssl.SSLCertVerificationError, host: str) -> str:

@@ -3,7 +3,8 @@
     $HOPTELL_HOME/inbox/<name>/
       0000000000000007-<id>-<sender>.json   a message; the text in it is exact
       tmp/       being written
-      claimed/   being shown: <message's name>.<the process that shows it>
+      claimed/   being shown: <message's name>.<the process that shows it>; and what is being
+                 handed over this instant: leaving.<the process>
       bad/       what could not be read
       seen       the last 1,000 deliveries, a line each; lock: held while something is stored
 
@@ -24,7 +25,8 @@ id is not remembered. The rename needs no sync of its own: losing it leaves the 
 **One winner.** A consumer claims by renaming into claimed/, under its pid and start time, and
 removes the file when what it showed has left the process. A claim whose process died returns
 to its old place, since its name still holds its number. So what was handed over for sure is
-gone, and what may not have been is shown again. After a part of a long message the file goes
+gone, and what may not have been is shown again. (Who can tell the very instant in which it
+hands over notes it: see departure.py.) After a part of a long message the file goes
 back under a name that says how far it was read: one rename, no second file to agree with.
 
 **Numbers, not times.** The next number is one more than the largest in `seen`, or in any name
@@ -57,7 +59,8 @@ from typing import Any
 
 import msgspec
 
-from hoptell import processes
+from hoptell import departure, processes
+from hoptell.departure import Departure
 from hoptell.errors import InboxError
 from hoptell.frames import Message, encode
 from hoptell.names import is_name, name_problem
@@ -151,16 +154,28 @@ class Claim:
 
     def keep_from(self, offset: int) -> None:
         """Put the message back in its place; its text up to `offset` was handed over."""
-        if offset >= len(self.message.text):
+        kept_as = self._name_from(offset)
+        if not kept_as:
             self.remove()
-        elif offset <= self.offset:
+        elif kept_as == self._home_name:
             self.release()
         elif (file := self._take_file()) is not None:
-            match = _PROGRESS.fullmatch(self._home_name)
-            stem = match["stem"] if match else self._home_name
-            kept_as = f"{stem}+{offset}.{self.parts + 1}.json"
             self._inbox._put_back(file, kept_as)
             self._kept_as = kept_as
+
+    def move(self, offset: int) -> tuple[str, str]:
+        """What `keep_from` will do, for a Departure: the file's name now and afterwards."""
+        claimed = "" if self._file is None else self._file.name
+        return claimed, self._name_from(offset)
+
+    def _name_from(self, offset: int) -> str:
+        if offset >= len(self.message.text):
+            return ""
+        if offset <= self.offset:
+            return self._home_name
+        match = _PROGRESS.fullmatch(self._home_name)
+        stem = match["stem"] if match else self._home_name
+        return f"{stem}+{offset}.{self.parts + 1}.json"
 
     def release(self) -> None:
         """Put the message back in its place: nothing (more) of it was handed over."""
@@ -316,6 +331,16 @@ class Inbox:
         except (_Unreadable, FileNotFoundError):
             return False  # `claim` will report it; another consumer took it
 
+    def departure(self) -> Departure:
+        """Where this process notes what it is handing over from this inbox; one at a time.
+
+        Raises:
+            InboxError: it cannot be noted.
+        """
+        with self._explained():
+            self._prepare()
+            return Departure(self._claimed / f"{departure.PREFIX}.{processes.current()}")
+
     def waiting(self) -> Waiting:
         """Tell what waits, without claiming anything."""
         with self._explained():
@@ -448,13 +473,23 @@ class Inbox:
         gone: dict[str, bool] = {str(processes.current()): False}
         for entry in _list(self._claimed):
             name, _, owner = entry.rpartition(".")
-            if not name.endswith(".json"):
+            if not name.endswith(".json") and name != departure.PREFIX:
                 self._move_to_bad(self._claimed / entry, entry, "it is not a claimed message")
                 continue
             if owner not in gone:
                 gone[owner] = self._is_gone(owner, self._claimed / entry)
-            if gone[owner]:
+                if gone[owner]:
+                    self._finish_departure(self._claimed / f"{departure.PREFIX}.{owner}")
+            if gone[owner] and name != departure.PREFIX:
                 self._put_back(self._claimed / entry, name)
+
+    def _finish_departure(self, note: Path) -> None:
+        for claimed, kept_as in departure.handed_over(note):
+            if kept_as:
+                self._put_back(self._claimed / claimed, kept_as)
+            else:
+                _remove(self._claimed / claimed)
+        _remove(note)  # last: as long as it is there, whoever comes knows
 
     def _is_gone(self, owner: str, file: Path) -> bool:
         process = processes.parse(owner)

@@ -73,6 +73,8 @@ async def test_the_hello_says_who_the_peer_is(relay: ScriptedRelay) -> None:
         wake="poll",
     )
     assert session.hello.host
+    request = session.websocket.request
+    assert request is not None and "Sec-WebSocket-Extensions" not in request.headers
 
 
 async def test_entering_does_not_wait_and_the_problem_says_what_is_going_on(
@@ -167,6 +169,29 @@ async def test_the_token_is_in_no_log_and_no_repr(
     # The scripted relay's own library logs frames; only what this side wrote is looked at.
     assert TOKEN not in shown + "".join(record.getMessage() for record in logged)
     assert not any(record.name.startswith("websockets.client") for record in caplog.records)
+
+
+async def test_another_wake_mode_is_shown_by_logging_in_again_at_once(
+    relay: ScriptedRelay, pauses: Pauses
+) -> None:
+    async with RelayClient(relay.settings(), wake="poll", sleep=pauses.sleep) as client:
+        session = await relay.accept()
+        sending = in_background(client.send("alice", "hi"))
+        frame = await session.receive(frames.Send)
+        client.show_wake("hook")
+        session = await relay.connect()
+        assert session.hello.wake == "hook"
+        client.show_wake("codex")  # too late for this login
+        await session.send(frames.Welcome("bob"))
+        session = await relay.accept()
+        assert session.hello.wake == "codex"
+        assert await session.receive(frames.Send) == frame
+        await session.ack(frame)
+        await sending
+        client.show_wake("codex")
+        await session.ping()
+        assert client.connected
+    assert pauses.asked == []
 
 
 # Sending ----------------------------------------------------------------------------------
@@ -410,12 +435,23 @@ async def test_pings_alone_keep_a_link_alive(relay: ScriptedRelay) -> None:
     assert client_module.SILENCE_TIMEOUT == 45
 
 
+async def test_the_time_for_connecting_does_not_bound_the_connection(
+    relay: ScriptedRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.5)
+    async with RelayClient(relay.settings()) as client:
+        session = await relay.accept()
+        await client.wait_connected()
+        await asyncio.sleep(0.6)
+        await session.ping()
+        assert client.connected
+
+
 async def test_a_relay_that_accepts_and_says_nothing_is_given_up(
     relay: ScriptedRelay, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
-        await relay.connect()
         assert await client.wait_disconnected() == (
             f"{relay.url} did not answer within 0.1 s: check HOPTELL_RELAY, the network and its"
             " firewalls"
@@ -637,7 +673,8 @@ async def answer_check(session: Session, *, taken: bool) -> None:
 async def test_a_replaced_client_returns_only_once_the_name_is_free(
     relay: ScriptedRelay, pauses: Pauses
 ) -> None:
-    async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
+    settings = relay.settings(roles=("dev",))
+    async with RelayClient(settings, sleep=pauses.sleep) as client:
         session = await relay.accept()
         await client.wait_connected()
         await session.close(4004, "a newer connection took the name bob")
@@ -645,13 +682,16 @@ async def test_a_replaced_client_returns_only_once_the_name_is_free(
             await pauses.skip()
             session = await relay.accept()
             assert (session.hello.name, session.hello.mode) == ("bob-check", "send")
+            assert session.hello.roles == []
             await answer_check(session, taken=True)
             assert await session.wait_closed() == 1000
         assert not client.connected
         await pauses.skip()
         await answer_check(await relay.accept(), taken=False)
-        session = await relay.accept()
+        session = await relay.connect()
         assert (session.hello.name, session.hello.mode) == ("bob", "peer")
+        assert client.problem == f"still connecting to {relay.url}"
+        await session.send(frames.Welcome("bob"))
         await client.wait_connected()
     assert pauses.asked == [2, 4, 8, 16, 32, 60, 60, 60]
 
@@ -685,14 +725,16 @@ async def test_what_a_replaced_client_held_goes_to_the_newer_session_alone(
 async def test_an_unreachable_relay_says_nothing_about_the_name(
     relay: ScriptedRelay, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         session = await relay.accept()
         await client.wait_connected()
         await session.close(4004)
-        await pauses.skip()
-        await relay.connect()  # the check is not answered
-        await pauses.skip()
+        end_pause = await pauses.begun()
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "OPEN_TIMEOUT", 0.1)
+            end_pause()  # the check is not answered
+            end_pause = await pauses.begun()
+        end_pause()
         await answer_check(await relay.accept(), taken=False)
         assert (await relay.accept()).hello.name == "bob"
     assert pauses.asked == [2, 4]
@@ -788,12 +830,13 @@ async def test_another_program_on_the_port_is_explained(answer: bytes) -> None:
 
 def test_every_other_failure_has_its_sentence() -> None:
     url = "ws://relay.example:7777"
+    both = f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] ::1, [Errno 113] 127.0.0.1"
     for error, sentence in {
+        OSError(both): f"no relay answers at {url}: start one",
         socket.gaierror(socket.EAI_NONAME, "x"): "the host name relay.example cannot be found",
         socket.gaierror(socket.EAI_AGAIN, "x"): "the host name relay.example cannot be found",
         UnicodeError("label too long"): "the host name relay.example cannot be found",
         OSError(errno.EHOSTUNREACH, "No route to host"): f"no way to {url} (No route to host)",
-        ImportError("python-socks"): "add relay.example to NO_PROXY",
     }.items():
         assert sentence in str(explain.failure(error, url, 10))
 
@@ -867,11 +910,63 @@ async def test_a_proxy_is_never_asked_for_this_machine(
         await client.wait_connected()
 
 
-def test_another_host_is_reached_through_the_proxy_that_the_environment_names() -> None:
-    assert client_module._open("ws://relay.example:7777").proxy is True
-    assert client_module._open("ws://localhost:7777").proxy is None
-    assert client_module._open("ws://[::1]:7777").proxy is None
-    assert client_module._open("wss://127.0.0.1").proxy is None
+async def proxy_to(port: int, asked: list[bytes]) -> asyncio.Server:
+    """An HTTP proxy that leads to this port whatever it is asked for."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        if not port:
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(forward(reader, back), forward(there, writer))
+
+    return await asyncio.start_server(handle, "127.0.0.1", 0)
+
+
+async def test_another_host_is_reached_through_the_proxy_that_the_environment_names(
+    relay: ScriptedRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    async with await proxy_to(relay.port, asked) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        settings = relay.settings(relay="ws://relay.example:7777")
+        async with RelayClient(settings) as client:
+            session = await relay.accept()
+            await client.wait_connected()
+            await session.close(4003)
+            with pytest.raises(LoginRefused):
+                await anext(client)
+    assert asked == [b"CONNECT relay.example:7777 HTTP/1.1"]
+
+
+async def test_a_proxy_that_does_not_lead_to_the_relay_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with await proxy_to(0, []) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        for url, said in {
+            f"http://user:s3cret@127.0.0.1:{port}": "HTTP 403",
+            "http://127.0.0.1:1": "Connect call failed",
+            "gopher://s3cret": "InvalidProxy",
+            "socks5://127.0.0.1:1": "SOCKS needs the Python package python-socks",
+        }.items():
+            monkeypatch.setenv("HTTPS_PROXY", url)
+            error = await failure("ws://relay.example:7777")
+            assert str(error).startswith(
+                "the proxy of this machine does not lead to ws://relay.example:7777 ("
+            )
+            assert said in str(error)
+            assert str(error).endswith(": correct HTTPS_PROXY, or add relay.example to NO_PROXY")
+            assert "s3cret" not in str(error)
 
 
 def test_a_secret_in_the_url_is_not_shown() -> None:

@@ -222,6 +222,17 @@ def test_the_readmes_numbers_are_the_codes() -> None:
         assert number in text, number
 
 
+def test_the_messages_that_the_readme_explains_are_what_hoptell_says() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "hoptell").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a sentence in several lines
+    explained = table(section(README, "## When it does not work"))
+    quoted = [words for row in explained for words in re.findall(r"`([^`]+)`", row[0])]
+    assert len(quoted) > 5
+    for words in quoted:
+        for fragment in re.split(r" ?(?:…|\b7777\b) ?", words):
+            assert fragment in source, words
+
+
 def test_all_variables_in_a_test_environment_are_gone() -> None:
     """See conftest.py: the settings of whoever runs the tests are out of reach."""
     assert not [name for name in os.environ if name.startswith("HOPTELL_")]

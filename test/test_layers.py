@@ -49,7 +49,7 @@ AT_HOME = {
     "mcp": {"sidecar", "cli"},
     "mcp_types": {"sidecar", "cli"},
     "uvloop": {"relay", "cli"},
-    "websockets": {"relay", "agent"},
+    "websockets": {"relay", "agent", "sidecar"},  # the sidecar: to ask Codex's daemon
 }
 """Which parts may import these packages; every other part would only get heavier."""
 

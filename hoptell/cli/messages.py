@@ -435,7 +435,7 @@ def _wire(frame: msgspec.Struct) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     """JSON in ASCII alone: a terminal that shows it obeys nothing in it."""
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value)
 
 
 def _print(text: str, *, err: bool = False) -> None:

@@ -284,17 +284,19 @@ class RelayServer:
             if is_binary:
                 raise ProtocolError("a frame is one JSON object in a text frame: this is binary")
             frame = frames.decode_client_frame(payload)
+            if connection.state == "open":
+                self.core.receive(connection, frame, now=now)
+                if type(frame) is frames.List:
+                    # Answers are long: the next one is not made before this one is written.
+                    websocket.hold()
+                    self._held.append(websocket)
+            elif connection.state == "connecting":
+                self._login(websocket, frame, now)
         except ProtocolError as error:
             self._refuse(websocket, payload, is_binary, error, now)
-            return
-        if connection.state == "open":
-            self.core.receive(connection, frame, now=now)
-            if type(frame) is frames.List:
-                # Answers are long: the next one is not made before this one is written.
-                websocket.hold()
-                self._held.append(websocket)
-        elif connection.state == "connecting":
-            self._login(websocket, frame, now)
+        except Exception:  # a bug
+            _logger.exception("a frame could not be processed")
+            websocket.abort()
 
     def closed(self, websocket: WebSocket) -> None:
         self.core.closed(websocket.connection, now=self._turn())
@@ -310,9 +312,7 @@ class RelayServer:
     def _login(self, websocket: WebSocket, frame: frames.ClientFrame, now: float) -> None:
         connection = websocket.connection
         if type(frame) is not frames.Hello:
-            error = ProtocolError("the first frame must be a hello")
-            self.core.protocol_error(connection, error, now=now)
-            return
+            raise ProtocolError("the first frame must be a hello")
         self.core.login(connection, frame, self._credentials.find(frame.token), now=now)
         if connection.state == "open":
             websocket.set_max_size(frames.MAX_FRAME_BYTES)

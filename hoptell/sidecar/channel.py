@@ -18,14 +18,16 @@ CAPABILITY = "claude/channel"
 METHOD = "notifications/claude/channel"
 
 
-class _Client(Protocol):
+class Client(Protocol):
+    """The wire to the client."""
+
     async def send(self, item: SessionMessage, /) -> None: ...
 
 
 class ChannelWake:
     """Pushes the notice to the client whose wire this is."""
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     async def announce(self, notice: Notice) -> None:

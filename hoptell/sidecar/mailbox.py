@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hoptell.departure import Departure
 from hoptell.errors import ConfigurationError, HoptellError
 from hoptell.frames import Message
 from hoptell.inbox import Claim, Inbox, release, settle
@@ -43,6 +44,7 @@ class Mailbox:
         self.announcer = Announcer(wake, self.notice)
         self._inbox: Inbox | None = None
         self._in_use: tuple[Path, str] | None = None
+        self._departure: Departure | None = None
         self._changed = asyncio.Event()
         self._waiters: list[object] = []
         self._questions: list[_Question] = []
@@ -62,7 +64,9 @@ class Mailbox:
         """
         if self._in_use == (home, name):
             return
-        self._inbox, self._in_use = Inbox(home, name), (home, name)
+        inbox = Inbox(home, name)
+        self._departure = inbox.departure()
+        self._inbox, self._in_use = inbox, (home, name)
         if self._inbox.waiting().count:
             self._come("left by an earlier session")
 
@@ -180,7 +184,8 @@ class Mailbox:
         taken = claims[: len(shown.ends)]
         release(claims[len(shown.ends) :])
         self.announcer.read(claim.message.id for claim in taken)
-        return Parcel(shown.text, taken, shown.ends, self._came_back)
+        assert self._departure is not None
+        return Parcel(shown.text, taken, shown.ends, self._departure, self._came_back)
 
     def _put_back(self, claims: list[Claim]) -> None:
         release(claims)
@@ -218,16 +223,31 @@ class Parcel:
         text: str,
         claims: list[Claim],
         ends: list[int],
+        departure: Departure,
         came_back: Callable[[Iterable[Claim]], None],
     ) -> None:
         self.text = text
         self._claims = claims
         self._ends = ends
+        self._departure = departure
         self._came_back = came_back
+
+    def prepare(self) -> None:
+        """They are about to be handed over."""
+        self._departure.prepare(map(Claim.move, self._claims, self._ends))
+
+    def leave(self) -> None:
+        """They are handed over by what is written next."""
+        self._departure.begin()
+
+    def stay(self) -> None:
+        """They were not handed over after all."""
+        self._departure.end()
 
     def done(self) -> None:
         """They are the agent's now; of a long one, a part is."""
         settle(self._claims, self._ends)
+        self._departure.end()
 
     def undo(self) -> None:
         """They were not handed over, and wait again."""

@@ -253,7 +253,9 @@ def result(text: str, *, is_error: bool = False) -> CallToolResult:
 def sentence(error: HoptellError) -> str:
     """An error as the model reads it, with what to do about it."""
     text = str(error)
-    text = text[:1].upper() + text[1:] + ("" if text.endswith((".", "!")) else ".")
+    if text[:1].isalpha() and text.partition(" ")[0].isalpha():  # no address, no setting
+        text = text[:1].upper() + text[1:]
+    text += "" if text.endswith((".", "!")) else "."
     if isinstance(error, RelayUnreachable) and not error.lasting and not error.maybe_accepted:
         text += " hoptell keeps trying to connect; try again later."
     return text
@@ -298,7 +300,7 @@ class Tools:
         lines = [
             f'You are "{self._relay.name}"'
             + (f" with the roles {', '.join(self._relay.roles)}" if self._relay.roles else "")
-            + f". {_count(waiting, 'message')} in your inbox"
+            + f". Your inbox holds {_count(waiting, 'message')}"
             + (": call read_inbox." if waiting else ".")
         ]
         if self._woken is not None:

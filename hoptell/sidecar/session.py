@@ -13,10 +13,11 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mcp.server.runner import serve_loop
 
@@ -39,9 +40,9 @@ LEAVE_TIMEOUT = 1.0
 """Seconds of it for taking the name offline."""
 FLUSH_TIMEOUT = 0.3
 """Seconds of it for the last answers, if the client still reads."""
-PARENT_INTERVAL = 1.0
-"""Seconds between looks whether the parent is still there: 0.005 % of a core. (Its death
-signal, where there is one, is sent when the thread that started us ends: too early.)"""
+PARENT_INTERVAL = 0.5
+"""Seconds between looks whether the parent is still there, where its end cannot be waited for:
+0.01 % of a core."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -50,14 +51,20 @@ def main(parent: int) -> None:
 
     `parent` is the process id of whoever started us, as early as it could be told.
     """
-    streams = claim_standard_streams()
+    asyncio.run(_to_the_end(claim_standard_streams(), parent))
+
+
+async def _to_the_end(streams: tuple[int, int], parent: int) -> NoReturn:
+    code = 0
     try:
-        asyncio.run(run(streams, parent))
-    finally:
-        logging.shutdown()
-        # Not sys.exit: that would wait for threads, and one of asyncio's may be asking a name
-        # server that does not answer.
-        os._exit(0)
+        await run(streams, parent)
+    except Exception:
+        logger.exception("the sidecar ended by a bug")
+        code = 1
+    logging.shutdown()
+    # From here, since asyncio and Python wait for their threads at the end, and one of them
+    # may be asking a name server that does not answer.
+    os._exit(code)
 
 
 async def run(streams: tuple[int, int], parent: int) -> None:
@@ -161,19 +168,45 @@ def _settings() -> tuple[PeerSettings | None, HoptellError | None]:
 async def _reason_to_end(parent: int) -> None:
     """Return when a signal says to end, or the parent is gone."""
     loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
+    news = asyncio.Event()
+    signalled = False
 
     def end(number: int, frame: object) -> None:
+        nonlocal signalled
+        signalled = True
         _exit_soon()
-        loop.call_soon_threadsafe(signalled.set)
+        loop.call_soon_threadsafe(news.set)
 
     for number in END_SIGNALS:
         # Not the loop's own way: that one would wait for a loop that hangs.
         signal.signal(number, end)
-    while not signalled.is_set() and os.getppid() == parent:
+    interval = None if _tells_death(parent, news) else PARENT_INTERVAL
+    # Looked at after the watch began: the parent may have gone, and its pid to another, before.
+    while not signalled and os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PARENT_INTERVAL):
-                await signalled.wait()
+            async with asyncio.timeout(interval):
+                await news.wait()
+
+
+def _tells_death(pid: int, news: asyncio.Event) -> bool:
+    """Have `news` set when the process ends; False where the system cannot do that.
+
+    (A parent's death signal is no such way: it is sent when the thread that started us ends.)
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # it is gone, or the kernel is older than 5.3
+        return False
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(handle)
+        news.set()
+
+    loop.add_reader(handle, ended)
+    return True
 
 
 def _exit_soon() -> None:

@@ -5,10 +5,9 @@ It promises three things that the SDK's own stdio transport does not:
 - It knows when an answer has left the process. Every request carries a `Receipt`, which a
   handler finds as `ctx.request`: what the handler attaches to it is told either that the
   answer was written (`done`) or that it never will be (`undo`: the client cancelled, or is
-  gone). A message that was claimed for an answer is neither lost nor shown twice. `done` comes
-  before the last byte, the newline without which no client takes the line, and is taken back
-  (`recall`) if that byte cannot be written. The other order showed messages twice: on a busy
-  machine a client often got as far as killing this process before it ran again.
+  gone). A message that was claimed for an answer is neither lost nor shown twice, even if this
+  process is killed in between: no client takes a line before its newline, so that is written
+  by itself, once it cannot block, and announced at the last instant (see departure.py).
 - It never keeps the process alive. Both threads are daemons that block in `os.read` and
   `os.write`, so that a client that neither writes, reads nor closes its pipes stops no exit.
   Threads, not non-blocking pipes: O_NONBLOCK would be set for the client's end too, where
@@ -22,6 +21,7 @@ import json
 import logging
 import os
 import queue
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -53,25 +53,36 @@ LAST_ANSWERS_TIMEOUT = 0.3
 
 
 class Handover(Protocol):
-    """Something that an answer takes along. Exactly one of `done` and `undo` is called."""
+    """Something that an answer takes along.
+
+    The writer's thread calls `prepare`, `leave`, then `done` or `stay`, in this order, for one
+    answer at a time. The event loop calls `undo` unless `done` was, and may call `recall` then.
+    """
+
+    def prepare(self) -> None:
+        """The answer has left the process, but for its newline."""
+
+    def leave(self) -> None:
+        """The newline is written next. Must not block, nor let other threads run."""
+
+    def stay(self) -> None:
+        """It could not be written, or nobody wants the answer any more."""
 
     def done(self) -> None:
-        """The answer has left the process, but for its newline. Called on the writer's thread:
-        touch files only.
-        """
+        """The answer has left the process."""
 
     def undo(self) -> None:
-        """Nobody gets the answer. Called on the event loop."""
+        """Nobody gets the answer."""
 
     def recall(self) -> None:
-        """After `done`: nobody got it after all. Called on the event loop."""
+        """It has left the process, but nobody got it."""
 
 
 class Receipt:
     """What became of the answer to one request."""
 
     def __init__(self) -> None:
-        self._handovers: list[Handover] = []
+        self._handover: Handover | None = None
         self._state: Literal["open", "unwanted", "left", "lost"] = "open"
         self._lock = threading.Lock()
 
@@ -80,14 +91,29 @@ class Receipt:
         if self._state == "lost":
             handover.undo()
         else:
-            self._handovers.append(handover)
+            self._handover = handover
 
-    def left(self) -> None:
-        """The answer has been written. The one method that another thread calls."""
+    # On the writer's thread
+
+    def prepare(self) -> None:
+        """All but the newline has been written."""
+        self._tell("prepare")
+
+    def leave(self) -> None:
+        """The newline is written next."""
+        if self._handover is not None:
+            self._handover.leave()
+
+    def left(self, *, written: bool) -> None:
+        """The newline has been written, or cannot be."""
         with self._lock:
-            if self._state == "open":
+            if written and self._state == "open":
                 self._state = "left"
                 self._tell("done")
+            else:
+                self._tell("stay")
+
+    # On the event loop
 
     def lost(self) -> None:
         """The answer will not be written, or was not wanted when it was."""
@@ -97,7 +123,7 @@ class Receipt:
                 self._tell("undo")
 
     def unwanted(self) -> None:
-        """The answer was on its way, or written, but the client did not get it."""
+        """The client had given up when the answer was on its way, or just before."""
         with self._lock:
             if self._state == "open":
                 self._state = "unwanted"  # until the writer is through with it
@@ -105,12 +131,13 @@ class Receipt:
                 self._state = "lost"
                 self._tell("recall")
 
-    def _tell(self, what: Literal["done", "undo", "recall"]) -> None:
-        for handover in self._handovers:
-            try:
-                getattr(handover, what)()
-            except Exception:
-                logger.exception("messages that an answer took along were not put away")
+    def _tell(self, what: Literal["prepare", "stay", "done", "undo", "recall"]) -> None:
+        if self._handover is None:
+            return
+        try:
+            getattr(self._handover, what)()
+        except Exception:
+            logger.exception("messages that an answer took along were not put away (%s)", what)
 
 
 class Wire:
@@ -126,8 +153,6 @@ class Wire:
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._open: dict[RequestId, Receipt] = {}
-        self._finishing: Receipt | None = None
-        """That of the answer whose newline is being written."""
         self._answered: deque[_Answered] = deque(maxlen=REMEMBERED_ANSWERS)
         self._all_settled = asyncio.Event()
         self._all_settled.set()
@@ -287,13 +312,19 @@ class Wire:
     def _write_item(self, item: "_Outgoing") -> bool:
         if item.receipt is None:
             return self._write_all(item.data)
-        if not self._write_all(item.data[:-1]):
-            return False
-        self._finishing = item.receipt
-        item.receipt.left()
-        written = self._write_all(item.data[-1:])
-        self._finishing = None
+        written = self._write_all(item.data[:-1]) and not self._closed
+        if written:
+            item.receipt.prepare()
+            self._wait_for_room()
+            item.receipt.leave()
+            written = self._write_all(item.data[-1:])
+            item.receipt.left(written=written)
         return written
+
+    def _wait_for_room(self) -> None:
+        room = select.poll()
+        room.register(self._write_fd, select.POLLOUT)
+        room.poll()
 
     def _write_all(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -309,9 +340,7 @@ class Wire:
 
     def _after_writing(self, item: "_Outgoing", written: bool) -> None:
         if item.receipt is not None:
-            if not written:
-                item.receipt.unwanted()
-            item.receipt.lost()  # unless it left, and was wanted
+            item.receipt.lost()  # unless it left
         if item.left.done():
             return
         if written:
@@ -337,8 +366,6 @@ class Wire:
     def abandon(self) -> None:
         """Write nothing more, and tell every open request that its answer never leaves."""
         self._closed = True
-        if (stuck := self._finishing) is not None:
-            stuck.unwanted()
         for receipt in self._open.values():
             receipt.lost()
         self._open.clear()
@@ -413,11 +440,10 @@ class _Handshake:
     def done(self) -> None:
         self._loop.call_soon_threadsafe(self._event.set)
 
-    def undo(self) -> None:
+    def prepare(self) -> None:
         pass
 
-    def recall(self) -> None:
-        pass
+    leave = stay = undo = recall = prepare
 
 
 def _mended(line: bytes) -> str:

@@ -132,6 +132,8 @@ class Waking:
         mode = self.mode
         if self._hook is not None and mode in ("hook", "listener"):
             await self._hook.announce(notice)
+        elif mode == "hook":
+            raise HoptellError("this session is to be woken by hook, but no Claude Code runs it")
         elif mode == "channel" and self._channel is not None:
             await self._channel.announce(notice)
         elif mode == "codex" and self._codex is not None:

@@ -16,6 +16,7 @@ import functools
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,9 @@ from hoptell.tmux.typist import Done, Enter, Paste, Phase, Typist, Wait
 
 ALIVE_INTERVAL = 0.5
 """Seconds between looks whether the agent still runs."""
-PIN_INTERVAL = 2.0
-"""Seconds between looks for the agent below a shell, until its screen was recognized."""
+RECOGNIZE_INTERVALS = (0.5, 10.0)
+"""Seconds between looks until the agent's screen is recognized for the first time: at the
+start, and after backing off."""
 RECHECK_INTERVAL = 30.0
 """Seconds after which the inbox is looked at though nothing arrived: a sidecar may have put
 back what it could not hand over."""
@@ -117,20 +119,16 @@ class Injector:
 
     async def _watch(self, client: RelayClient) -> None:
         """Return when the agent has ended."""
-        pinned_at = float("-inf")
+        pause, longest = RECOGNIZE_INTERVALS
+        look_at = self._now()
         while await asyncio.to_thread(self._pane.alive):
             self._reporter.update(connected=client.connected, problem=client.problem)
-            if self._pane.agent is None and self._now() - pinned_at > PIN_INTERVAL:
-                pinned_at = self._now()
-                await asyncio.to_thread(self._pin)
+            if self._pane.agent is None and self._now() >= look_at:
+                with contextlib.suppress(PaneGone):
+                    await asyncio.to_thread(self._pane.look)
+                look_at = self._now() + pause
+                pause = min(pause * 1.2, longest)
             await asyncio.sleep(ALIVE_INTERVAL)
-
-    def _pin(self) -> None:
-        # Only below a shell: else the agent is the process that tmux started.
-        process = foreground.find(self._pane.pid)
-        if process is not None and process.is_shell:
-            with contextlib.suppress(PaneGone):
-                self._pane.look()
 
     # From the relay to the inbox -----------------------------------------------------------
 
@@ -204,7 +202,8 @@ class Injector:
         waiting = await asyncio.to_thread(self._inbox.waiting)
         self._counted_at = self._now()
         status = self._reporter.status
-        status.waiting, status.oldest_at = waiting.count, waiting.oldest_at
+        status.waiting = waiting.count + len(self._claims)
+        status.oldest_at = status.oldest_at if self._claims else waiting.oldest_at
         status.announced = len(self._announced)
         return waiting.count
 
@@ -292,15 +291,23 @@ def main(folder: Path) -> int:
     reporter = Reporter(status, folder, functools.partial(print, flush=True))
     print(f"hoptell types messages for {session.name} into {session.command}, pane {pane.id}.")
     print("This window ends with the agent. Why something is held:\n", flush=True)
+    last_word = None
     try:
         asyncio.run(_main(session, settings, pane, reporter))
     except HoptellError as error:
-        reporter.update(state=str(error))
-        raise
+        last_word = f"stopped: {error}"
+    except Exception as error:
+        last_word = f"stopped by a bug in hoptell: {_where(error)}"
     finally:
         settings_file.unlink(missing_ok=True)
-        _end(pane, reporter)
-    return 0
+        _end(pane, reporter, last_word)
+    return 1 if last_word else 0
+
+
+def _where(error: Exception) -> str:
+    # Not its text, which may hold anything.
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {os.path.basename(frame.filename)} line {frame.lineno}"
 
 
 async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: Reporter) -> None:
@@ -322,16 +329,18 @@ async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: 
         await injector.run(client, stopped)
 
 
-def _end(pane: Pane, reporter: Reporter) -> None:
+def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> None:
     """Leave the last word for who started the session, and close what is dead."""
     status = reporter.status
-    if foreground.find(pane.pid) is None:
+    gone = foreground.find(pane.pid) is None
+    if gone:
         status.exit_status = pane.exit_status()
         status.last_words = pane.last_words() if status.exit_status else []
     status.connected, status.ended_at = False, time.time()
-    reporter.update(state="ended")
+    agent_ended = gone or not pane.alive()
+    reporter.update(state=last_word or ("the agent has ended" if agent_ended else "stopped"))
     reporter.write()
-    if foreground.find(pane.pid) is None:
+    if gone:
         pane.tmux.cmd("kill-pane", "-t", pane.id)
-    else:  # a shell is left in it: from now on it is an ordinary pane
+    else:  # from now on it is an ordinary pane, which nobody watches
         pane.tmux.cmd("set-option", "-w", "-t", pane.id, "remain-on-exit", "off")

@@ -22,14 +22,18 @@ from hoptell.tmux.foreground import Process
 from hoptell.tmux.screen import Screen, State, read
 from hoptell.tmux.typist import Look
 
+SETTLE_WAIT = 3.0
+"""Seconds after an agent's prompt first stands there in which it may still drop keys, and in
+which its MCP servers start; nothing on the screen shows it."""
 STAMP = " ".join(
     f"#{{{name}}}"
     for name in (
         "pane_id pane_pid pane_dead pane_in_mode pane_input_off pane_synchronized"
-        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height"
+        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height =2:pane_title"
     ).split()
 )
-"""What must not have changed between the look and the typing."""
+"""What must not have changed between the look and the typing: of the title the first character,
+where agents show that they work. A dialog or a draft moves the cursor."""
 
 _SAFE = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|[\t\n])*")
 
@@ -63,6 +67,7 @@ class Pane:
     pid: int
     agent: Process | None = field(default=None, init=False)
     """The agent, once its screen was recognized."""
+    _recognized_at: float = field(default=0.0, init=False)
 
     def look(self) -> Look:
         """See what the pane shows now.
@@ -86,7 +91,7 @@ class Pane:
     def _understood(self, lines: list[str], running: Process | None) -> Look:
         stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
         end = lines.index("end", 3)
-        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" "), strict=True))
+        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 12), strict=True))
         screen = Screen(
             rows=lines[end + 1 :],
             cursor=(int(values["cursor_x"]), int(values["cursor_y"])),
@@ -97,7 +102,9 @@ class Pane:
         reading = read(screen)
         problem = self._problem(values, mode, running)
         if problem is None and reading.state is not State.UNKNOWN and self.agent is None:
-            self.agent = running
+            self.agent, self._recognized_at = running, time.monotonic()
+        if problem is None and time.monotonic() - self._recognized_at < SETTLE_WAIT:
+            problem = "the agent has only just started"
         return Look(stamp, reading, problem, _person_at(lines[3:end], window))
 
     def _problem(self, values: dict[str, str], mode: str, running: Process | None) -> str | None:
@@ -149,7 +156,8 @@ class Pane:
         first: "list[str] | tuple[()]" = (),
         text: str = "",
     ) -> bool:
-        condition = f"#{{==:{STAMP},{stamp}}}"
+        expected = re.sub(r"([#,}])", r"#\1", stamp)
+        condition = f"#{{==:{STAMP},{expected}}}"
         refused = f"{otherwise} ; " if otherwise else ""
         answer = subprocess.run(
             [
@@ -165,9 +173,15 @@ class Pane:
 
     def exit_status(self) -> int | None:
         """The exit status of the process that tmux started, where tmux still knows it."""
-        found = self.tmux.cmd("display-message", "-p", "-t", self.id, "#{pane_dead_status}")
-        text = found.stdout[0] if found.stdout else ""
-        return int(text) if text.isdigit() else None
+        for _ in range(20):  # tmux may hear of the end a moment after us
+            found = self.tmux.cmd(
+                "display-message", "-p", "-t", self.id, "#{pane_dead} #{pane_dead_status}"
+            )
+            dead, _, status = (found.stdout or [""])[0].partition(" ")
+            if found.returncode or dead == "1":
+                return int(status) if status.isdigit() else None
+            time.sleep(0.05)
+        return None
 
     def last_words(self, rows: int = 8) -> list[str]:
         """What stands in its last rows that are not empty."""

@@ -337,10 +337,24 @@ class Pane:
         self._site.tmux("send-keys", "-t", self._name, *keys)
 
     def submit(self, text: str) -> None:
-        """Type a line and send it, as a person would: the keys first, Enter a moment later."""
+        """Type a line and send it, as a person would: again if the first Enter had no effect.
+
+        Codex drops one now and then while it is still starting.
+        """
         self.type(text)
-        time.sleep(0.5)
-        self.press("Enter")
+        if self.program == "codex":
+            assert eventually(lambda: self._typed(text)), self.screen()
+        for _ in range(5):
+            time.sleep(0.5)
+            self.press("Enter")
+            if self.program != "codex" or eventually(lambda: not self._typed(text), timeout=2):
+                return
+        raise AssertionError(f"Enter has no effect:\n{self.screen()}")
+
+    def _typed(self, text: str) -> bool:
+        """Whether Codex's prompt, its last line with that glyph, still holds the text."""
+        prompts = [line for line in self.screen().splitlines() if line.startswith("› ")]
+        return bool(prompts) and prompts[-1].startswith(f"› {text[:40]}")
 
     def ended(self) -> bool:
         return (

@@ -5,9 +5,9 @@ It runs in a thread of the test process, so a test sees every request as it arri
 the conversation alone:
 
 1. The first rule of the test that returns an action.
-2. Commands in the newest user text that has some, one a line, one a model turn:
+2. A notice of hoptell that no `read_inbox` call has followed: it calls `read_inbox`.
+3. Commands in the newest user text that has some, one a line, one a model turn:
    `mock: call TOOL {json}`, `mock: shell COMMAND`, `mock: stream SECONDS`, `mock: say TEXT`.
-3. A notice of hoptell that no `read_inbox` call has followed: it calls `read_inbox`.
 4. Otherwise it says `done`.
 
 TOOL is the tool's own name; the model finds the one that the client offers under a longer
@@ -146,7 +146,7 @@ class Model:
         for rule in self.rules:
             if (action := rule(request)) is not None:
                 return action
-        return obey(request.items) or read_if_told(request.items) or Say("done")
+        return read_if_told(request.items) or obey(request.items) or Say("done")
 
 
 def obey(items: list[Item]) -> Action | None:

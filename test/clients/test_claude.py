@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +48,24 @@ def test_the_plugin_is_valid_and_brings_one_server(site: Site, plugin: None) -> 
     servers = [line for line in site.run("claude", "mcp", "list").splitlines() if "hoptell" in line]
     assert len(servers) == 1 and servers[0].startswith("plugin:hoptell:hoptell: "), servers
     assert "Connected" in servers[0]
+
+
+def test_the_plugin_installs_from_a_git_repository_too(site: Site) -> None:
+    checkout = export_checkout(site.root / "checkout")
+    git = ["git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all of it"]):
+        subprocess.run([*git, *command], check=True)
+    # Claude Code takes https only; git takes the place that we say for it.
+    place = "https://git.example/hoptell.git"
+    rewrite = f'[url "file://{checkout}/.git"]\n  insteadOf = {place}\n'
+    (site.home / ".gitconfig").write_text(rewrite)
+    site.run("claude", "plugin", "marketplace", "add", place)
+    site.run("claude", "plugin", "install", "hoptell@hoptell")
+    shutil.rmtree(checkout)
+    (server,) = [
+        line for line in site.run("claude", "mcp", "list").splitlines() if "hoptell" in line
+    ]
+    assert "Connected" in server, server
 
 
 def test_an_idle_session_wakes_every_time_and_is_shown_each_text_once(

@@ -26,10 +26,12 @@ def configure(site: Site, name: str = "codex") -> None:
 def start(site: Site, model: Model, peer: Peer) -> Pane:
     """A session that has called one of hoptell's tools, as any that works with hoptell has."""
     pane = site.start("codex")
+    assert eventually(lambda: is_online(peer, "codex"), timeout=20), pane.screen()
     since = model.count()
     pane.submit("mock: call list_peers {}")
-    model.wait(was_told("tester"), since=since)
-    assert eventually(lambda: is_online(peer, "codex"))
+    assert eventually(lambda: any(map(was_told("tester"), model.seen(since))), timeout=20), (
+        pane.screen()
+    )
     time.sleep(1)
     return pane
 
@@ -103,6 +105,7 @@ def test_it_wakes_after_the_user_interrupted_a_turn(codex: Pane, model: Model, p
     peer.send("codex", "after the interruption")
     shown = model.wait(was_told("after the interruption"), since=since, timeout=40)
     print(f"read {shown.at - sent_at:.1f} s after it was sent")
+    assert shown.at - sent_at < 5
     assert shown.shows("after the interruption") == 1
     time.sleep(2)
     assert woken_after(model, peer, "and once more", to="codex") < WAKE_LIMIT

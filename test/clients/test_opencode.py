@@ -35,7 +35,7 @@ def test_its_tools_list_send_wait_and_read(opencode: Pane, model: Model, peer: P
     opencode.submit(f"mock: call send_message {arguments}")
     (message,) = peer.wait(1)
     assert (message.sender, message.text) == ("opencode", "hello from opencode")
-    model.wait(was_told("delivered"), since=since)
+    model.wait(was_told("Delivered to tester"), since=since)
     peer.send("opencode", "read me", reply_to=message.message_id)
     since = model.count()
     opencode.submit("mock: call read_inbox {}")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from clients import test_codex
 from clients.lab import Site, eventually
 from clients.model import Model
 from clients.peer import Peer
-from clients.waking import is_online
+from clients.waking import is_online, was_told
 
 from hoptell.tmux.status import Status, read_status
 
@@ -32,7 +33,7 @@ HOLDS = 4.0
 class TypedInto:
     """An agent that `hoptell tmux` started under the name `reader`."""
 
-    def __init__(self, site: Site, program: str, *options: str) -> None:
+    def __init__(self, site: Site, program: str, *options: str, notice: bool = False) -> None:
         self.site = site
         self.program = program
         self.sockets = site.root / "tmux-sockets"
@@ -44,9 +45,11 @@ class TypedInto:
             HOPTELL_TOKEN=site.token,
             HOPTELL_HOME=str(self.state),
         )
-        command = [sys.executable, "-m", "hoptell", "tmux", "reader", *options, "--"]
+        command = [sys.executable, "-m", "hoptell", "tmux", "reader", "--"]
+        if notice:
+            command.insert(-1, "--notice")
         done = subprocess.run(
-            [*command, *COMMANDS[program]],
+            [*command, *COMMANDS[program], *options],
             env=self.environment, cwd=site.work, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=30,
         )  # fmt: skip
@@ -206,3 +209,34 @@ def test_what_could_leave_the_paste_is_only_announced(
     model.wait(lambda one: one.shows("wait for you, from tester") > 0, since=since, timeout=40)
     assert not file.exists()
     assert len(list((agent.state / "inbox" / "reader").glob("*.json"))) == 2
+
+
+def configure(site: Site, program: str) -> None:
+    """Register hoptell's MCP server as its user would, for sessions that have no terminal."""
+    if program == "codex":
+        test_codex.configure(site)
+    else:
+        add = ["claude", "mcp", "add", "--scope", "user", "hoptell"]
+        site.run(*add, "--", str(site.commands / "hoptell"), "mcp")
+
+
+@pytest.mark.parametrize("program", ["claude", "codex"])
+def test_a_sidecar_in_the_pane_is_the_same_peer_and_reads_the_same_inbox(
+    program: str, site: Site, peer: Peer, model: Model
+) -> None:
+    configure(site, program)
+    options = ["--allowedTools", "mcp__hoptell"] if program == "claude" else []
+    agent = TypedInto(site, program, *options, notice=True)
+    try:
+        assert eventually(lambda: is_online(peer, "reader"))
+        since = model.count()
+        peer.send("reader", "read this in your inbox")
+        model.wait(was_told("read this in your inbox"), since=since, timeout=60)
+        assert eventually(agent.is_idle, timeout=20), agent.status()
+        agent.submit('mock: call send_message {"to": "tester", "message": "from inside"}')
+        [answer] = peer.wait(1, timeout=40)
+        assert (answer.sender, answer.text) == ("reader", "from inside")
+        assert agent.status().connected and peer.peers()["reader"].wake == "tmux"
+        assert "codex" not in peer.peers()
+    finally:
+        print(f"--- {program}\n{agent.screen()}\n{agent.status()}")

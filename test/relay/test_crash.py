@@ -37,6 +37,8 @@ class Site:
         self.receivers = {name: self.start_receiver(name) for name in RECEIVERS}
         self.accepted: dict[str, list[str]] = {name: [] for name in RECEIVERS}
         self.unknown: set[str] = set()
+        self.total = 0
+        self.progress = asyncio.Event()
         self.is_over = False
 
     def start_relay(self, fault: str = "") -> BaseProcess:
@@ -57,6 +59,8 @@ class Site:
                 for text, accepted in zip(texts, await asyncio.gather(*sends), strict=True):
                     if accepted:
                         self.accepted[recipient].append(text)
+                        self.total += 1
+                self.progress.set()
 
     async def send_one(self, peer, recipient: str, text: str) -> bool:
         try:
@@ -72,7 +76,10 @@ class Site:
     async def kill(self, crashes: int) -> None:
         """Kill processes at random instants, and start them again."""
         for _ in range(crashes):
-            await asyncio.sleep(self.random.uniform(0.01, 0.12))
+            if self.random.random() < 0.8:
+                await self.more_accepted(self.random.randint(1, 9))
+            # Else it may be killed while it starts.
+            await asyncio.sleep(self.random.uniform(0, 0.03))
             if self.random.random() < 0.7:
                 self.relay.kill()
                 await asyncio.to_thread(self.relay.join)
@@ -82,6 +89,13 @@ class Site:
                 self.receivers[name].kill()
                 await asyncio.to_thread(self.receivers[name].join)
                 self.receivers[name] = self.start_receiver(name)
+
+    async def more_accepted(self, count: int) -> None:
+        """Wait until as many more messages were accepted."""
+        target = self.total + count
+        while self.total < target:
+            await self.progress.wait()
+            self.progress.clear()
 
     async def check(self) -> None:
         """Every accepted message is in exactly one inbox, once, in order; wait for the last."""

@@ -482,6 +482,26 @@ async def test_a_fault_in_one_effect_costs_only_the_connection_it_came_up_on(
     assert (await carol.receive())["text"] == "hi"
 
 
+async def test_a_fault_over_one_frame_costs_only_the_connection_it_came_from(
+    relay: RunningRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = await relay.login("alice"), await relay.login("bob")
+    receive = relay.server.core.receive
+
+    def faulty(connection: Any, frame: Any, *, now: float) -> None:
+        if frame.id == "fault":
+            raise ValueError("a bug")
+        receive(connection, frame, now=now)
+
+    monkeypatch.setattr(relay.server.core, "receive", faulty)
+    # Behind a list, so that it comes out of the buffer: nothing before it is taken twice.
+    both = masked('{"type":"list","id":1}') + masked('{"type":"list","id":"fault"}')
+    alice.websocket.transport.write(both)
+    assert (await alice.receive())["id"] == 1
+    assert await alice.close_code() == 1006
+    assert (await bob.ask(type="list", id=2))["type"] == "peers"
+
+
 # Members ------------------------------------------------------------------------------------
 
 

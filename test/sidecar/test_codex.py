@@ -5,12 +5,17 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, unix_serve
 
 from hoptell.sidecar import codex
-from hoptell.sidecar.codex import Codex, CodexWake, NotWoken
+from hoptell.sidecar.codex import Codex, CodexWake, NotWoken, Queued, start_queued
 from hoptell.sidecar.wake import Notice, Sender
 
 NOTICE = Notice(1, (Sender("alice", "laptop"),))
@@ -23,20 +28,33 @@ class Bench:
     def __init__(self) -> None:
         self.unread = True
         self.queued: list[tuple[str, str]] = []
+        self.started: list[tuple[str, str]] = []
+        self.state: Queued | NotWoken = Queued.STARTED
         self.failure: NotWoken | None = None
         self._sleeping: asyncio.Queue[asyncio.Event] = asyncio.Queue()
-        self.wake = CodexWake(lambda: self.unread, queue=self._queue, sleep=self._sleep)
+        self.wake = CodexWake(
+            lambda: self.unread, queue=self._queue, start=self._start, sleep=self._sleep
+        )
 
     async def _queue(self, thread: str, message: str) -> None:
         if self.failure is not None:
             raise self.failure
         self.queued.append((thread, message))
 
+    async def _start(self, thread: str, message: str) -> Queued:
+        if isinstance(self.state, NotWoken):
+            raise self.state
+        self.started.append((thread, message))
+        return self.state
+
     async def _sleep(self, seconds: float) -> None:
-        assert seconds == codex.SECOND_WAIT
         over = asyncio.Event()
         self._sleeping.put_nowait(over)
         await over.wait()
+
+    @property
+    def looks_no_more(self) -> bool:
+        return self._sleeping.empty()
 
     async def time_passes(self) -> None:
         (await self._sleeping.get()).set()
@@ -72,19 +90,45 @@ async def test_what_is_no_thread_id_is_not_taken_for_one(meta: object) -> None:
     assert not bench.wake.proven
 
 
-async def test_a_notice_that_was_acted_on_is_not_queued_again() -> None:
+async def test_a_notice_that_was_acted_on_is_left_alone() -> None:
     bench = Bench()
     bench.wake.learn({"threadId": THREAD})
     await bench.wake.announce(NOTICE)
     bench.unread = False
     await bench.time_passes()
-    assert len(bench.queued) == 1
+    assert len(bench.queued) == 1 and bench.started == [] and bench.looks_no_more
 
 
-async def test_an_unread_notice_is_queued_once_more_and_then_counts_as_not_woken() -> None:
+async def test_a_queue_that_stands_still_is_started() -> None:
     bench = Bench()
     bench.wake.learn({"threadId": THREAD})
     await bench.wake.announce(NOTICE)
+    await bench.time_passes()
+    assert bench.started == [(THREAD, str(NOTICE))]
+    bench.unread = False
+    await bench.time_passes()
+    assert len(bench.queued) == 1 and len(bench.started) == 1 and bench.looks_no_more
+
+
+async def test_a_busy_session_is_looked_after_until_the_notice_ran() -> None:
+    bench = Bench()
+    bench.wake.learn({"threadId": THREAD})
+    await bench.wake.announce(NOTICE)
+    bench.state = Queued.LATER
+    for _ in range(3):
+        await bench.time_passes()
+    bench.state = Queued.RAN
+    await bench.time_passes()
+    assert len(bench.started) == 4 and bench.looks_no_more
+    assert len(bench.queued) == 1 and not bench.wake.stalled
+
+
+async def test_without_a_daemon_an_unread_notice_is_queued_once_more_and_then_not_woken() -> None:
+    bench = Bench()
+    bench.state = NotWoken("no daemon")
+    bench.wake.learn({"threadId": THREAD})
+    await bench.wake.announce(NOTICE)
+    await bench.time_passes()
     await bench.time_passes()
     assert len(bench.queued) == 2
     assert not bench.wake.stalled
@@ -112,6 +156,63 @@ async def test_a_queue_that_fails_is_an_announcement_that_failed() -> None:
     bench.failure = NotWoken("no")
     with pytest.raises(NotWoken):
         await bench.wake.announce(NOTICE)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ht-") as folder:
+        yield Path(folder)
+
+
+def entry(number: int, text: str) -> dict[str, object]:
+    return {"id": f"q{number}", "input": [{"type": "text", "text": text}]}
+
+
+@asynccontextmanager
+async def daemon(socket: Path, queue: object, start: object) -> AsyncIterator[list[Any]]:
+    """Codex's daemon as far as we use it; yields what it was asked to start."""
+    asked: list[Any] = []
+
+    async def serve(connection: ServerConnection) -> None:
+        async for frame in connection:
+            request = json.loads(frame)
+            if request["method"] == "initialized":
+                continue
+            await connection.send(json.dumps({"method": "some/news", "params": {}}))
+            answers = {"initialize": {"result": {}}, "thread/queue/list": queue}
+            if request["method"] == "thread/queue/start":
+                asked.append(request["params"])
+            answer = answers.get(request["method"], start)
+            await connection.send(json.dumps({"id": request["id"], **answer}))  # type: ignore[dict-item]
+
+    async with unix_serve(serve, str(socket)):
+        yield asked
+
+
+async def test_only_our_own_notice_is_started(folder: Path) -> None:
+    queue = {"result": {"data": [entry(1, "the user's"), entry(2, "ours"), entry(3, "more")]}}
+    async with daemon(folder / "s", queue, {"result": {"turn": {}}}) as asked:
+        assert await start_queued(folder / "s", THREAD, "ours") is Queued.STARTED
+        assert await start_queued(folder / "s", THREAD, "not there") is Queued.RAN
+    assert asked == [{"threadId": THREAD, "queuedSubmissionId": "q2"}]
+
+
+async def test_a_running_turn_and_an_open_approval_are_not_disturbed(folder: Path) -> None:
+    queue = {"result": {"data": [entry(1, "ours")]}}
+    busy = {"error": {"code": -32600, "message": "thread already has an active or pending turn"}}
+    async with daemon(folder / "s", queue, busy):
+        assert await start_queued(folder / "s", THREAD, "ours") is Queued.LATER
+
+
+@pytest.mark.parametrize(
+    "queue", [{"error": {"message": "unknown method"}}, {"result": []}, {"result": {"data": [7]}}]
+)
+async def test_a_daemon_that_answers_otherwise_is_no_way(folder: Path, queue: object) -> None:
+    async with daemon(folder / "s", queue, {"error": {"message": "not loaded"}}):
+        with pytest.raises(NotWoken):
+            await start_queued(folder / "s", THREAD, "ours")
+    with pytest.raises(NotWoken, match="FileNotFoundError"):
+        await start_queued(folder / "missing", THREAD, "ours")
 
 
 def script(file: Path, body: str) -> Codex:

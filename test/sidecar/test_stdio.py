@@ -98,6 +98,15 @@ class Parcel:
     def __init__(self) -> None:
         self.told: list[str] = []
 
+    def prepare(self) -> None:
+        self.told.append("prepare")
+
+    def leave(self) -> None:
+        self.told.append("leave")
+
+    def stay(self) -> None:
+        self.told.append("stay")
+
     def done(self) -> None:
         self.told.append("done")
 
@@ -106,6 +115,9 @@ class Parcel:
 
     def recall(self) -> None:
         self.told.append("recall")
+
+
+WRITTEN = ["prepare", "leave", "done"]
 
 
 @pytest.fixture
@@ -196,7 +208,7 @@ async def test_requests_that_were_piped_all_at_once_are_answered_before_the_stre
         await ending
 
 
-async def test_what_an_answer_took_along_is_done_once_all_but_the_newline_is_written(
+async def test_what_an_answer_took_along_is_done_once_all_of_it_has_left(
     client: Client, parcel: Parcel
 ) -> None:
     receipt = await client.request(1)
@@ -208,9 +220,24 @@ async def test_what_an_answer_took_along_is_done_once_all_but_the_newline_is_wri
     assert not parcel.told, "a part of it is still in this process"
     while not seen.endswith(b"\n"):
         seen += await client.read()
-    assert parcel.told == ["done"], "and a client that has it all can kill us now"
     await answering
+    assert parcel.told == WRITTEN
     assert json.loads(seen)["result"]["text"] == text
+
+
+async def test_before_the_newline_the_last_instant_is_told(client: Client) -> None:
+    class Curious(Parcel):
+        def leave(self) -> None:
+            assert client._read_fd is not None
+            self.seen = os.read(client._read_fd, 1 << 20)
+            super().leave()
+
+    parcel = Curious()
+    (await client.request(1)).carry(parcel)
+    await client.answer(1)
+    assert parcel.seen.endswith(b"}"), "a client can make nothing of it yet"
+    assert await client.read() == b"\n"
+    assert parcel.told == WRITTEN
 
 
 async def test_an_error_in_place_of_the_answer_takes_nothing_along(
@@ -254,35 +281,37 @@ async def test_a_client_that_reads_no_more_gets_nothing_and_counts_as_gone(
         await client.answer(1)
 
 
-async def test_an_answer_whose_newline_cannot_be_written_is_taken_back(
+def text_that_fills_the_pipe() -> str:
+    """For an answer that leaves no room for its newline."""
+    bare = len(JSONRPCResponse(jsonrpc="2.0", id=1, result={"text": ""}).model_dump_json())
+    return "x" * (PIPE - bare)
+
+
+async def test_while_there_is_no_room_for_the_newline_nothing_counts_as_handed_over(
     client: Client, parcel: Parcel
 ) -> None:
-    receipt = await client.request(1)
-    receipt.carry(parcel)
-    bare = len(JSONRPCResponse(jsonrpc="2.0", id=1, result={"text": ""}).model_dump_json())
-    answering = asyncio.create_task(client.answer(1, "x" * (PIPE - bare)))
+    (await client.request(1)).carry(parcel)
+    answering = asyncio.create_task(client.answer(1, text_that_fills_the_pipe()))
     while not parcel.told:
         await asyncio.sleep(0.005)
-    assert parcel.told == ["done"] and not answering.done(), "the pipe is full"
+    await asyncio.sleep(0.05)
+    assert parcel.told == ["prepare"]
+    await client.read()
+    await answering
+    assert parcel.told == WRITTEN
+
+
+async def test_an_answer_whose_newline_cannot_be_written_is_not_handed_over(
+    client: Client, parcel: Parcel
+) -> None:
+    (await client.request(1)).carry(parcel)
+    answering = asyncio.create_task(client.answer(1, text_that_fills_the_pipe()))
+    while not parcel.told:
+        await asyncio.sleep(0.005)
     client.stop_reading()
     with pytest.raises(anyio.BrokenResourceError):
         await answering
-    assert parcel.told == ["done", "recall"]
-
-
-async def test_at_the_end_an_answer_that_is_stuck_at_its_newline_is_taken_back(
-    client: Client, parcel: Parcel
-) -> None:
-    receipt = await client.request(1)
-    receipt.carry(parcel)
-    bare = len(JSONRPCResponse(jsonrpc="2.0", id=1, result={"text": ""}).model_dump_json())
-    answering = asyncio.create_task(client.answer(1, "x" * (PIPE - bare)))
-    while not parcel.told:
-        await asyncio.sleep(0.005)
-    client.wire.abandon()
-    assert parcel.told == ["done", "recall"]
-    client.stop_reading()
-    await asyncio.gather(answering, return_exceptions=True)
+    assert parcel.told == ["prepare", "leave", "stay", "undo"]
 
 
 async def test_at_the_end_open_requests_are_told_that_their_answers_never_leave(
@@ -303,8 +332,8 @@ async def test_a_cancellation_that_crosses_with_the_answer_takes_it_back(
     await client.answer(2)
     client.put({"method": "notifications/cancelled", "params": {"requestId": 1}})
     await client.wire.receive()
-    assert parcel.told == ["done", "recall"]
-    assert other.told == ["done"]
+    assert parcel.told == [*WRITTEN, "recall"]
+    assert other.told == WRITTEN
 
 
 async def test_a_cancellation_long_after_the_answer_changes_nothing(
@@ -316,7 +345,7 @@ async def test_a_cancellation_long_after_the_answer_changes_nothing(
     await asyncio.sleep(0.01)
     client.put({"method": "notifications/cancelled", "params": {"requestId": 1}})
     await client.wire.receive()
-    assert parcel.told == ["done"]
+    assert parcel.told == WRITTEN
 
 
 async def test_a_cancellation_while_the_answer_is_being_written_keeps_what_it_took_along(
@@ -324,13 +353,13 @@ async def test_a_cancellation_while_the_answer_is_being_written_keeps_what_it_to
 ) -> None:
     (await client.request(1)).carry(parcel)
     answering = asyncio.create_task(client.answer(1, "x" * PIPE * 2))
-    await client.read()
+    seen = await client.read()
     client.put({"method": "notifications/cancelled", "params": {"requestId": 1}})
     await client.wire.receive()
-    while not answering.done():
-        await client.read()
-        await asyncio.sleep(0)
-    assert parcel.told == ["undo"]
+    while not seen.endswith(b"\n"):
+        seen += await client.read()
+    await answering
+    assert parcel.told == ["prepare", "leave", "stay", "undo"]
 
 
 async def test_it_is_known_when_the_handshake_is_over(client: Client) -> None:

@@ -2,6 +2,9 @@
 
     fake_agent.py --style claude --log FILE --control FIFO [--digest S] [--swallow N] …
 
+What no sender of keys can know is what an agent is just about to draw: with --grace S it drops
+the keys of the first S seconds of a dialog, and takes Enter in those of some work for no fault.
+
 It runs in raw mode on the alternate screen with bracketed paste, as real agents do. Lines
 written to the FIFO tell it what to do next:
 
@@ -50,8 +53,10 @@ class FakeAgent:
         self.text = ""
         self.human = ""
         self.pasted_length = 0
+        self.busy_since = 0.0
         self.busy_until = 0.0
-        self.asking = False
+        self._asking = False
+        self.asked_at = 0.0
         self.ask_closes_at = float("inf")
         self.ask_opens_at = float("inf")
         self.ask_after_paste: float | None = None
@@ -64,6 +69,16 @@ class FakeAgent:
 
     def log(self, event: str, **fields: Any) -> None:
         self.log_file.write(json.dumps({"event": event, "at": time.time(), **fields}) + "\n")
+
+    @property
+    def asking(self) -> bool:
+        return self._asking
+
+    @asking.setter
+    def asking(self, asking: bool) -> None:
+        if asking and not self._asking:
+            self.asked_at = time.monotonic()
+        self._asking = asking
 
     # What comes in ------------------------------------------------------------------------
 
@@ -92,7 +107,8 @@ class FakeAgent:
         if found := re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text):
             self.log("control", characters=found)
         if self.asking:
-            self.log("dialog_key", key=text)
+            if time.monotonic() >= self.asked_at + self.options.grace:
+                self.log("dialog_key", key=text)
             return
         self.text += text
         self.pasted_length += len(text)
@@ -103,6 +119,8 @@ class FakeAgent:
             self.ask_after_paste = None
 
     def key(self, character: str) -> None:
+        if self.asking and time.monotonic() < self.asked_at + self.options.grace:
+            return  # pressed before anybody could see the dialog
         if self.asking:
             if character in "\r\ny1":
                 self.log("approve", key=character)
@@ -127,7 +145,8 @@ class FakeAgent:
         if not self.text:
             return
         event = "submit_draft" if self.human else "submit"
-        self.log(event, text=self.text, busy=self.is_busy)
+        seen_busy = self.is_busy and time.monotonic() > self.busy_since + self.options.grace
+        self.log(event, text=self.text, busy=seen_busy)
         if self.text.startswith(("!", "/", "@", "#")):
             self.log("command", text=self.text)
         self.text, self.human, self.pasted_length = "", "", 0
@@ -140,6 +159,7 @@ class FakeAgent:
         now = time.monotonic()
         match word:
             case "busy":
+                self.busy_since = now
                 self.busy_until = now + float(rest or 1e9)
             case "idle":
                 self.busy_until = 0
@@ -152,8 +172,11 @@ class FakeAgent:
             case "ask-after-paste":
                 self.ask_after_paste = float(rest)
             case "draft":
-                if not self.text or self.text == self.human:
-                    self.text = self.human = rest
+                if not rest:
+                    self.text = self.text.removeprefix(self.human)
+                if not rest or not self.text:
+                    self.text += rest
+                    self.human = rest
             case "say":
                 self.said.append(rest)
             case "exit":
@@ -258,6 +281,7 @@ class FakeAgent:
     def draw(self) -> None:
         columns, height = os.get_terminal_size(1)
         rows, (x, y), title = self.screen(columns, height)
+        title = title if self.options.title is None else self.options.title
         body = "".join(f"\x1b[{row + 1};1H\x1b[2K{text}" for row, text in enumerate(rows))
         out = f"\x1b]2;{title}\x07{body}\x1b[{y + 1};{x + 1}H"
         if out != self.drawn:
@@ -308,11 +332,13 @@ def main() -> None:
     parser.add_argument("--style", default="claude")
     parser.add_argument("--log", required=True)
     parser.add_argument("--control", required=True)
+    parser.add_argument("--title")
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--slow-draw", type=float, default=0.0)
     parser.add_argument("--slow-clear", type=float, default=0.0)
     parser.add_argument("--digest", type=float, default=0.0)
     parser.add_argument("--digest-from", type=int, default=1)
+    parser.add_argument("--grace", type=float, default=0.0)
     parser.add_argument("--swallow", type=int, default=0)
     FakeAgent(parser.parse_args()).run()
 

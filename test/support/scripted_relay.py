@@ -144,8 +144,9 @@ class ScriptedRelay:
         await self._server.wait_closed()
 
     async def connect(self) -> Session:
-        """Take the next connection as far as its hello; it is not let in yet."""
-        websocket = await self._waiting.get()
+        """Take the next connection that stands as far as its hello; it is not let in yet."""
+        while (websocket := await self._waiting.get()).close_code is not None:
+            pass
         hello = frames.decode_client_frame(await websocket.recv())
         assert isinstance(hello, frames.Hello), hello
         return Session(websocket, hello)

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -111,6 +112,16 @@ async def eventually(condition: Callable[[], Any], what: str, timeout: float = 5
             if found := condition():
                 return found
             await asyncio.sleep(0.01)
+
+
+FRAMED = re.compile(
+    r"\[hoptell message (\w+) begins\]\n.*?\n\n(.*?)\n\[hoptell message \1 ends\]", re.DOTALL
+)
+
+
+def texts_in(prompt: str) -> list[str]:
+    """The messages' texts in what was submitted, without their frames."""
+    return [match[2] for match in FRAMED.finditer(prompt)]
 
 
 class Agent:

@@ -2,24 +2,20 @@
 
 import asyncio
 import os
-import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
-from support.tmux import Agent, Terminal, eventually, injecting, wait_until
+from support.tmux import Agent, Terminal, eventually, injecting, texts_in, wait_until
 
 from hoptell.tmux import injector as injector_module
 from hoptell.tmux import typist
+from hoptell.tmux.screen import State
 
 pytestmark = pytest.mark.usefixtures("tmux_environ")
 
 STYLES = ["claude", "codex", "opencode", "gemini"]
-
-
-FRAMED = re.compile(
-    r"\[hoptell message (\w+) begins\]\n.*?\n\n(.*?)\n\[hoptell message \1 ends\]", re.DOTALL
-)
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +23,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than the product does: the waiting is most of what a test takes."""
     monkeypatch.setattr(typist, "AGREE_INTERVAL", 0.1)
     monkeypatch.setattr(typist, "POLL_INTERVAL", 0.2)
-
-
-def texts_in(prompt: str) -> list[str]:
-    """The messages' texts in what was submitted, without their frames."""
-    return [match[2] for match in FRAMED.finditer(prompt)]
 
 
 async def nothing_is_typed(agent: Agent, seconds: float = 0.8) -> None:
@@ -373,6 +364,18 @@ async def test_a_shell_without_an_agent_gets_nothing(tmp_path: Path) -> None:
         assert "touch" not in agent.screen()
 
 
+async def test_a_suspended_agent_holds_until_it_goes_on(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, shell="AGENT; true")  # tmux itself wakes what it started
+    async with injecting(agent, tmp_path) as running:
+        process = await eventually(lambda: agent.pane.agent, "the agent to be recognized")
+        os.kill(process.pid, signal.SIGSTOP)
+        running.client.feed("hello")
+        await running.reaches("the agent is suspended")
+        os.kill(process.pid, signal.SIGCONT)
+        await agent.gets(1)
+    assert not agent.harm
+
+
 async def test_the_injector_ends_when_the_agent_does_and_keeps_what_waits(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     async with injecting(agent, tmp_path) as running:
@@ -412,6 +415,25 @@ def test_tmux_itself_refuses_when_the_pane_changed_since_the_look(tmp_path: Path
     assert "hello" not in agent.screen()
     assert pane.tmux.cmd("list-buffers").stdout == []
     assert not agent.events("submit", "submit_draft")
+
+
+def test_an_agent_that_began_to_work_since_the_look_gets_no_enter(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "codex")  # when it works, the cursor stays where it is
+    pane = agent.start()
+    look = pane.look()
+    agent.tell("busy")
+    wait_until(lambda: pane.look().reading.state is State.BUSY, "the work")
+    assert not pane.paste("hello", look.stamp) and not pane.enter(look.stamp)
+
+
+@pytest.mark.parametrize(
+    "title", ["", ",", "}", "#", "#{pane_id}", ",}", "✳ x", "日本", "a b", "%d"]
+)
+def test_no_title_disturbs_the_guard(title: str, tmp_path: Path) -> None:
+    agent = Agent(tmp_path, title=title)
+    pane = agent.start()
+    assert pane.paste("hello", pane.look().stamp)
+    wait_until(lambda: "hello" in agent.screen(), "the paste")
 
 
 @pytest.mark.parametrize("bad", ["\x1b", "\r", "\0", "\x7f", "\x9b", "\u2028", "\x1b[201~"])
