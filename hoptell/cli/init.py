@@ -32,7 +32,7 @@ EPILOG = """\b
 Examples:
   hoptell init
       make the settings file, and say what to run next
-  ssh relay.example cat token | hoptell init --relay wss://relay.example --token-stdin
+  hoptell init --relay wss://relay.example --token-stdin < token
       join a relay elsewhere
   hoptell init --apply claude
       register hoptell with Claude Code, after showing how

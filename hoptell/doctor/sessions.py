@@ -223,6 +223,8 @@ def _waiting(name: str, stored: list[float], session: Session | None, is_typed: 
         )
     announced = [at for at in stored if at <= (session.announced_at or 0)]
     if announced and now - announced[0] > UNREAD_TIMEOUT:
+        if session.mode in ("listener", "poll"):
+            return _unread_by_itself(name, said, session.mode)
         how = f"by {session.mode}" if session.mode else "once"
         return Line(
             "inbox",
@@ -233,6 +235,20 @@ def _waiting(name: str, stored: list[float], session: Session | None, is_typed: 
             about=name,
         )
     return Line("inbox", "info", said, about=name)
+
+
+def _unread_by_itself(name: str, said: str, mode: str) -> Line:
+    """Nothing announces messages in these modes: the agent has to look."""
+    if mode == "poll":
+        said += "; the session's wake mode is poll, so nothing wakes it"
+        return Line("inbox", "warn", said, "tell the agent to call read_inbox", about=name)
+    return Line(
+        "inbox",
+        "fail",
+        f"{said}; the agent does not keep `hoptell listen {name}` running",
+        "tell it to, in the background, and to call read_inbox now",
+        about=name,
+    )
 
 
 def _unsafe(folder: Path) -> tuple[str, str] | None:

@@ -80,9 +80,7 @@ def server(answer: bytes | None) -> Iterator[str]:
                 connection.close()
 
 
-def test_a_whole_way_is_ok_and_takes_nobodys_name(
-    computer: Computer, relay: RelayProcess
-) -> None:
+def test_a_whole_way_is_ok_and_takes_nobodys_name(computer: Computer, relay: RelayProcess) -> None:
     findings = to(computer, relay.url, name="bob")
     assert findings.failed == set()
     for check in ("settings", "token", "relay", "dns", "tcp", "health", "clock", "login"):

@@ -89,9 +89,7 @@ def test_a_command_that_moved_is_brought_up_to_date_and_what_the_user_added_stay
 
 
 @pytest.mark.parametrize("key", JSON_FILES)
-def test_other_entries_of_a_json_file_stay(
-    computer: Computer, machine: Machine, key: str
-) -> None:
+def test_other_entries_of_a_json_file_stay(computer: Computer, machine: Machine, key: str) -> None:
     path = "mcp" if key == "opencode" else "mcpServers"
     before = {"theme": "dark", path: {"other": {"command": "x"}}, "last": [1, {"a": None}]}
     computer.write(JSON_FILES[key], before)
@@ -250,9 +248,7 @@ def test_the_plugin_is_used_where_its_launcher_finds_this_hoptell(computer: Comp
     computer.install("claude")
     script = computer.write(".local/bin/hoptell", "#!/bin/sh\n")
     script.chmod(0o755)
-    machine = dataclasses.replace(
-        here(computer), command=(str(script),), folders=("~/.local/bin",)
-    )
+    machine = dataclasses.replace(here(computer), command=(str(script),), folders=("~/.local/bin",))
     apply("claude", machine)
     root = Path(agents.__file__).resolve().parent.parent.parent
     assert computer.calls() == [
