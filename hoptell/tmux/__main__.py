@@ -17,7 +17,7 @@ def main(role: str, path: str) -> int:
         return 127
     from hoptell.tmux.injector import main as inject
 
-    return inject(Path(path))
+    inject(Path(path))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from hoptell.client import RelayClient
 from hoptell.errors import HoptellError, InboxError
@@ -173,7 +175,9 @@ class Injector:
                     await self._arrived.wait()
             if await self._count():
                 return
+            self._announced.clear()
         self._arrived.clear()
+        self._counted_at = float("-inf")  # what was counted may be from before the arrival
 
     async def _type_what_waits(self) -> None:
         """Until nothing is left but what was announced."""
@@ -182,7 +186,8 @@ class Injector:
             match self._typist.next(look, self._now()):
                 case Wait(reason, seconds):
                     self._reporter.update(state=reason or None)
-                    if self._typist.phase is Phase.WAITING:  # what was typed got lost
+                    if self._batch is not None and self._typist.phase is Phase.WAITING:
+                        # What was pasted got lost; until the next attempt others may read it.
                         await asyncio.to_thread(self._release)
                     await asyncio.sleep(seconds)
                 case Paste(stamp):
@@ -280,8 +285,8 @@ def _rendered(message: Message) -> str:
     return render(message, now_ms=int(time.time() * 1000), shell=True).rstrip("\n")
 
 
-def main(folder: Path) -> int:
-    """Run the injector of the session in `folder` until its agent has ended."""
+def main(folder: Path) -> NoReturn:
+    """Run the injector of the session in `folder` until its agent has ended, and exit."""
     session = Session.load(folder)
     settings_file = folder / "settings.env"
     settings = load_peer_settings({"HOPTELL_ENV": str(settings_file)})
@@ -292,16 +297,20 @@ def main(folder: Path) -> int:
     print(f"hoptell types messages for {session.name} into {session.command}, pane {pane.id}.")
     print("This window ends with the agent. Why something is held:\n", flush=True)
     last_word = None
+    loop = asyncio.new_event_loop()
     try:
-        asyncio.run(_main(session, settings, pane, reporter))
+        loop.run_until_complete(_main(session, settings, pane, reporter))
     except HoptellError as error:
         last_word = f"stopped: {error}"
     except Exception as error:
         last_word = f"stopped by a bug in hoptell: {_where(error)}"
     finally:
-        settings_file.unlink(missing_ok=True)
-        _end(pane, reporter, last_word)
-    return 1 if last_word else 0
+        if _end(pane, reporter, last_word):
+            settings_file.unlink(missing_ok=True)  # it has the token; a sidecar may need it
+    # From here, since Python waits for its threads at the end, and one of them may be asking a
+    # name server that does not answer: the user's terminal would stay on this window.
+    sys.stdout.flush()
+    os._exit(1 if last_word else 0)
 
 
 def _where(error: Exception) -> str:
@@ -329,8 +338,11 @@ async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: 
         await injector.run(client, stopped)
 
 
-def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> None:
-    """Leave the last word for who started the session, and close what is dead."""
+def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> bool:
+    """Leave the last word for who started the session, and close what is dead.
+
+    Returns: whether the agent has ended.
+    """
     status = reporter.status
     gone = foreground.find(pane.pid) is None
     if gone:
@@ -344,3 +356,4 @@ def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> None:
         pane.tmux.cmd("kill-pane", "-t", pane.id)
     else:  # from now on it is an ordinary pane, which nobody watches
         pane.tmux.cmd("set-option", "-w", "-t", pane.id, "remain-on-exit", "off")
+    return agent_ended

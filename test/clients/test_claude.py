@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clients.conftest import Relay
 from clients.lab import Pane, Site, descendants, eventually, export_checkout, hoptell_processes
-from clients.model import Model
+from clients.model import Model, Say
 from clients.peer import Peer
 from clients.waking import is_online, notices, was_told, woken_after
 
@@ -121,16 +121,18 @@ def test_an_open_approval_dialog_is_not_answered(
     assert not file.exists()
 
 
-def test_an_interrupted_turn_leaves_the_session_awake(
+def test_interrupting_the_turn_that_a_message_began_leaves_the_session_awake(
     claude: Pane, model: Model, peer: Peer
 ) -> None:
-    woken_after(model, peer, "before")
+    # The listener has ended to wake the session, and no Stop comes to start the next.
+    model.rules.append(lambda request: Say("slowly", seconds=60))
     since = model.count()
-    claude.submit("mock: stream 60")
-    model.wait(lambda one: one.shows("mock: stream 60") > 0, since=since)
+    peer.send("reader", "the first")
+    model.wait(lambda one: notices(one) == 1, since=since)
     time.sleep(1)
     claude.press("Escape")
     assert claude.shows("Interrupted")
+    model.rules.clear()
     assert woken_after(model, peer, "after the interruption") < WAKE_LIMIT
 
 

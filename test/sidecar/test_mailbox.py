@@ -256,8 +256,7 @@ async def test_two_calls_that_wait_for_another_process_do_not_keep_each_other_bu
     mailbox.use(tmp_path, NAME)
     calls = [asyncio.create_task(mailbox.wait(5)) for _ in range(2)]
     await asyncio.sleep(0.1)
-    await asyncio.to_thread(Inbox(tmp_path, NAME).store, message("1", "one"))
-    await asyncio.to_thread(Inbox(tmp_path, NAME).store, message("2", "two"))
+    await asyncio.to_thread(Inbox(tmp_path, NAME).store, message())
     async with asyncio.timeout(4):
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert done == {calls[1]}

@@ -301,6 +301,32 @@ async def test_answers_that_the_client_does_not_read_keep_their_messages(
     assert inbox.waiting().count == 12 - shown
 
 
+@pytest.mark.parametrize(
+    ("step", "is_left"), [("prepare", True), ("leave", True), ("done", False)], ids=str
+)
+async def test_a_process_that_is_killed_while_it_answers_shows_each_message_once(
+    alice: dict[str, str], tmp_path: Path, step: str, is_left: bool
+) -> None:
+    # Killed before its newline an answer is none; after it the message is gone, though the
+    # process had no time to remove it.
+    code = f"""
+import os, signal
+from hoptell.sidecar.mailbox import Parcel
+from hoptell.sidecar.session import main
+Parcel.{step} = lambda parcel: os.kill(os.getpid(), signal.SIGKILL)
+main(os.getppid())
+"""
+    inbox = Inbox(tmp_path / ".hoptell", "alice")
+    inbox.store(message("1", "x" * 90_000))
+    async with raw_sidecar(alice, sys.executable, "-c", code) as sidecar:
+        await sidecar.handshake()
+        reading = await sidecar.start_tool("read_inbox")
+        assert await sidecar.wait() == -signal.SIGKILL
+        assert reading.reply.done() != is_left
+    (claim,) = inbox.claim()
+    assert (claim.offset == 0) == is_left
+
+
 async def test_channel_mode_pushes_a_notice_and_leaves_the_text_in_the_inbox(
     relay: RunningRelay, alice: dict[str, str]
 ) -> None:

@@ -151,8 +151,9 @@ class RawSidecar:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             self.lines.append(line)
-            with contextlib.suppress(ValueError):
-                self._take(json.loads(line))
+            if line.endswith(b"\n"):  # else it was killed, and no client takes it
+                with contextlib.suppress(ValueError):
+                    self._take(json.loads(line))
 
     def _take(self, message: dict[str, Any]) -> None:
         if "method" in message:

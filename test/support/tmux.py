@@ -107,11 +107,11 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = 5.0) ->
 
 async def eventually(condition: Callable[[], Any], what: str, timeout: float = 5.0) -> Any:
     """`wait_until` that lets the injector in this process go on."""
-    async with asyncio.timeout(timeout):
-        while True:
-            if found := condition():
-                return found
-            await asyncio.sleep(0.01)
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        await asyncio.sleep(0.01)
+    return found
 
 
 FRAMED = re.compile(
@@ -266,6 +266,9 @@ async def injecting(
     running.task = asyncio.create_task(injector.run(client, stopped))
     try:
         yield running
+    except BaseException:
+        print("\n".join([*running.said, agent.screen()]))  # pytest shows it
+        raise
     finally:
         stopped.set()
         await running.task

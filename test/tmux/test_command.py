@@ -104,7 +104,8 @@ async def test_an_agent_is_online_from_launch_to_end_and_gets_its_messages(
     await site.is_online("bob", False)
     await eventually(lambda: not is_running(Tmux(), "bob"), "the session to end")
     assert site.status("bob").ended_at is not None
-    assert not (site.home / "tmux" / "bob" / "settings.env").exists()
+    settings_file = site.home / "tmux" / "bob" / "settings.env"
+    await eventually(lambda: not settings_file.exists(), "the token to go")
     assert (await site.send("bob", "later"))["state"] == "queued"
     assert not agent.harm
 
@@ -287,6 +288,8 @@ async def test_the_injectors_window_says_what_it_does_and_ends_with_sigterm(site
     os.kill(status.pid, 15)
     await site.is_online("bob", False)
     assert agent.pane.alive()
+    await eventually(lambda: site.status("bob").state == "stopped", "the last word")
+    assert (site.home / "tmux" / "bob" / "settings.env").exists()  # its sidecar may need it
     assert len(list((site.home / "inbox" / "bob").glob("*.json"))) == 1
 
 

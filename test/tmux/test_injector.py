@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.tmux import Agent, Terminal, eventually, injecting, texts_in, wait_until
 
+from hoptell.inbox import Inbox, Waiting
 from hoptell.tmux import injector as injector_module
 from hoptell.tmux import typist
 from hoptell.tmux.screen import State
@@ -112,6 +113,24 @@ async def test_what_is_unsafe_or_long_is_announced_and_stays_exact(
     assert not agent.harm
 
 
+async def test_a_message_that_arrives_while_the_inbox_is_counted_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = Inbox.waiting
+
+    def slow_count(inbox: Inbox) -> Waiting:
+        found = count(inbox)
+        time.sleep(0.5)
+        return found
+
+    agent = Agent(tmp_path)
+    monkeypatch.setattr(Inbox, "waiting", slow_count)
+    async with injecting(agent, tmp_path) as running:
+        await asyncio.sleep(0.2)  # the first count, of nothing, has begun
+        running.client.feed("hello")
+        await agent.gets(1)
+
+
 async def test_with_notice_every_message_is_only_announced(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     async with injecting(agent, tmp_path, notice=True) as running:
@@ -146,8 +165,12 @@ async def test_what_was_read_is_not_announced_again(
         await running.reaches("waits for messages")
         for claim in await asyncio.to_thread(running.inbox.claim):
             claim.remove()
+        looks: list[None] = []
+        waiting = running.inbox.waiting
+        monkeypatch.setattr(running.inbox, "waiting", lambda: looks.append(None) or waiting())
         await asyncio.sleep(1.5)
         assert len(agent.submitted) == 1
+        assert len(looks) < 5
 
 
 # What holds -------------------------------------------------------------------------------
