@@ -18,7 +18,7 @@ from support.tmux import message
 from hoptell import __version__, cli
 from hoptell.inbox import Inbox
 from hoptell.sidecar.presence import Presence
-from hoptell.sidecar.wake import NoWake, Notice
+from hoptell.sidecar.wake import Notice, NoWake
 
 
 @pytest.fixture

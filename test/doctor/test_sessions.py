@@ -21,7 +21,7 @@ from hoptell.doctor import sessions
 from hoptell.inbox import Inbox
 from hoptell.settings import default_name
 from hoptell.sidecar.presence import Presence
-from hoptell.sidecar.wake import NoWake, Notice
+from hoptell.sidecar.wake import Notice, NoWake
 
 DEAD_RELAY = "ws://127.0.0.1:9"
 
