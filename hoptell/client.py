@@ -475,7 +475,7 @@ class RelayClient:
     async def _name_is_free(self) -> bool:
         check = RelayClient(
             self._settings,
-            name=_check_name(self.name),
+            name=check_name(self.name),
             mode="send",
             roles=[],
             send_timeout=OPEN_TIMEOUT,
@@ -624,9 +624,12 @@ def _is_lasting(problem: Exception | None) -> bool:
     return isinstance(problem, Replaced)
 
 
-def _check_name(name: str) -> str:
-    """`<name>-check`, shortened where it must be such that its owner owns it too."""
+def check_name(name: str) -> str:
+    """The name to look from without taking `name`: `<name>-check`, which its owner owns too."""
     return f"{name[: MAX_NAME_LENGTH - 2]}-check"[:MAX_NAME_LENGTH]
+
+
+_check_name = check_name
 
 
 def text_too_long(length: int) -> str:

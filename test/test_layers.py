@@ -28,12 +28,14 @@ ABOVE = {
     "agent": {"shared", "agent"},
     "sidecar": {"shared", "agent", "sidecar"},
     "tmux": {"shared", "agent", "sidecar", "tmux"},
-    "cli": {"shared", "relay", "agent", "sidecar", "tmux", "cli"},
+    "setup": {"shared", "agent", "setup"},
+    "doctor": {"shared", "agent", "sidecar", "tmux", "setup", "doctor"},
+    "cli": {"shared", "relay", "agent", "sidecar", "tmux", "setup", "doctor", "cli"},
     "__main__": {"cli"},
 }
 """For each part what it may import. Neither side of the wire imports the other."""
 
-PURE = ("errors", "names", "frames", "relay.core", "tmux.screen")
+PURE = ("errors", "names", "frames", "relay.core", "tmux.screen", "doctor.report")
 """Modules that decide and do nothing else."""
 IMPURE = set(
     "asyncio datetime io logging multiprocessing os pathlib random secrets select selectors"
@@ -43,6 +45,7 @@ IMPURE = set(
 AT_HOME = {
     "click": {"cli"},
     "libtmux": {"tmux", "cli"},
+    "tomlkit": {"setup"},
     "mcp": {"sidecar", "cli"},
     "mcp_types": {"sidecar", "cli"},
     "uvloop": {"relay", "cli"},
@@ -123,8 +126,8 @@ def test_a_module_imports_only_from_what_stands_above_it(module: str) -> None:
 
 
 def test_the_relays_side_and_the_agents_side_share_only_the_shared_modules() -> None:
-    assert not ABOVE["relay"] & {"agent", "sidecar", "tmux"}
-    for side in ("agent", "sidecar", "tmux"):
+    assert not ABOVE["relay"] & {"agent", "sidecar", "tmux", "setup", "doctor"}
+    for side in ("agent", "sidecar", "tmux", "setup", "doctor"):
         assert "relay" not in ABOVE[side]
 
 

@@ -30,6 +30,7 @@ from hoptell import __version__
 from hoptell.errors import HoptellError
 
 COMMANDS = {
+    "init": ("hoptell.cli.init:init_command", "Set up this machine and its agents."),
     "relay": ("hoptell.cli.relay:relay_command", "Run the relay."),
     "list": ("hoptell.cli.messages:list_command", "Show who is there."),
     "send": ("hoptell.cli.messages:send_command", "Send a message."),
@@ -41,10 +42,15 @@ COMMANDS = {
     "hook": ("hoptell.cli.hook:hook_command", ""),
     "tmux": ("hoptell.cli.tmux:tmux_command", "Run an agent in tmux; type messages into it."),
     "members": ("hoptell.cli.members:members_group", "Give people and teams their own tokens."),
+    "doctor": ("hoptell.cli.doctor:doctor_command", "Find out what does not work, and why."),
     "snapshot": ("hoptell.cli.snapshot:snapshot_command", "Frame a text file for a review."),
 }
 """Each command: where it is, and its line in `hoptell --help` (none for what only programs
 call); in the order shown."""
+
+
+POSIX_ONLY = ("fcntl", "pwd", "resource", "termios")
+"""Modules of Python's own that Windows does not have."""
 
 
 class Failure(click.ClickException):
@@ -99,6 +105,12 @@ def _errors_in_words() -> Iterator[None]:
         raise click.exceptions.Exit(130) from None
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
+    except ModuleNotFoundError as error:
+        if error.name not in POSIX_ONLY:
+            _unexpected(error)
+        raise Failure(
+            f"this command needs Linux, macOS or WSL: the Python of this system has no {error.name}"
+        ) from error
     except Exception as error:
         _unexpected(error)
 

@@ -13,28 +13,9 @@ import click
 
 from hoptell.errors import HoptellError
 from hoptell.settings import Values
+from hoptell.setup.hooks import settings
 
 WAKE = 2
-EVENTS = ("SessionStart", "UserPromptSubmit", "Stop", "StopFailure")
-"""Each starts the listener unless it runs. A turn that is interrupted or ends in an error
-never reaches Stop, so the listener is there from the prompt on."""
-TIMEOUT = 604_800
-"""Seconds that Claude Code lets a listener wait: a week. It takes them for milliseconds in 32
-bits, so three weeks would be none."""
-
-
-def settings(command: str, arguments: list[str]) -> dict[str, object]:
-    """What Claude Code needs in its settings to be woken by `command`."""
-    hook = {
-        "type": "command",
-        "command": command,
-        "args": arguments,
-        "timeout": TIMEOUT,
-        "asyncRewake": True,
-        "rewakeSummary": "hoptell: messages from other agents wait",
-        "rewakeMessage": "From hoptell, not from the user:",
-    }
-    return {"hooks": {event: [{"hooks": [hook]}] for event in EVENTS}}
 
 
 @click.command("hooks")

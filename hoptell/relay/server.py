@@ -16,6 +16,7 @@ the connection that it came up on, and the rest of the turn's effects are perfor
 
 import asyncio
 import contextlib
+import email.utils
 import errno
 import http
 import ipaddress
@@ -635,6 +636,7 @@ def _response(
     body = text.encode()
     headers = Headers(
         [
+            ("Date", email.utils.formatdate(usegmt=True)),  # for the doctor to compare clocks
             ("Connection", "close"),
             ("Content-Length", str(len(body))),
             ("Content-Type", content_type),

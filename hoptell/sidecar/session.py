@@ -27,6 +27,7 @@ from hoptell.sidecar import texts
 from hoptell.sidecar.channel import CAPABILITY, ChannelWake
 from hoptell.sidecar.delivery import RelaySide
 from hoptell.sidecar.mailbox import Mailbox
+from hoptell.sidecar.presence import Presence
 from hoptell.sidecar.server import Tools, server
 from hoptell.sidecar.stdio import Wire, claim_standard_streams
 from hoptell.sidecar.waking import Waking
@@ -98,7 +99,8 @@ class Session:
             unread=self._unread,
             on_change=self._waking_changed,
         )
-        self._mailbox = Mailbox(self._waking, fed_by_others=in_tmux)
+        self._presence = Presence(self._home or Path.home() / ".hoptell", self._name, self._waking)
+        self._mailbox = Mailbox(self._presence, fed_by_others=in_tmux)
         self._relay = RelaySide(load_peer_settings, self._mailbox, wake=None, send_only=in_tmux)
         self._tasks = [
             asyncio.create_task(_after(wire.handshaken, self._relay.run)),
@@ -114,6 +116,7 @@ class Session:
         """Answer the client until it closes its end."""
         async with self._waking:
             self._relay.show_wake(self._waking.shown)
+            self._presence.update(self._waking.mode, self._waking.proven)
             way = texts.way_of(self._waking.mode, self._name, self._home)
             descriptions = texts.descriptions(self._name, way)
             tools = Tools(self._relay, self._mailbox, descriptions, self._waking)
@@ -133,6 +136,7 @@ class Session:
 
     def _waking_changed(self) -> None:
         self._mailbox.announcer.retry()
+        self._presence.update(self._waking.mode, self._waking.proven)
         self._relay.show_wake(self._waking.shown)
 
     async def close(self, serving: "asyncio.Task[None]") -> None:
@@ -140,6 +144,7 @@ class Session:
         tasks = [serving, *self._tasks]
         for task in tasks:
             task.cancel()
+        self._presence.close()
         await asyncio.wait(tasks, timeout=LEAVE_TIMEOUT)
         await self._wire.flush(FLUSH_TIMEOUT)
         self._wire.abandon()

@@ -12,6 +12,7 @@ the instructions ask for it.
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -183,7 +184,7 @@ class Waking:
 
 
 def _hook(home: Path, on_change: Callable[[], None]) -> "HookWake | None":
-    if os.name != "posix":
+    if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
         return None
     from hoptell.sidecar import claude
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from hoptell.cli import hook
+from hoptell.setup import hooks
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -33,12 +33,12 @@ def test_the_printed_settings_run_this_python_by_its_absolute_path() -> None:
 def test_the_plugin_has_the_same_hooks_as_are_printed() -> None:
     of_plugin = json.loads((REPOSITORY / "hooks" / "hooks.json").read_text())["hooks"]
     launcher = "${CLAUDE_PLUGIN_ROOT}/.claude-plugin/launch.sh"
-    expected = hook.settings(launcher, ["hook"])["hooks"]
+    expected = hooks.settings(launcher, ["hook"])["hooks"]
     assert of_plugin == expected
 
 
 def test_claude_code_can_keep_a_listener_for_its_whole_timeout() -> None:
-    assert hook.TIMEOUT * 1000 < 2**31
+    assert hooks.TIMEOUT * 1000 < 2**31
 
 
 def test_no_failure_ends_in_the_code_that_wakes_the_session(tmp_path: Path) -> None:

@@ -1,0 +1,295 @@
+"""`hoptell init`: the settings file, and hoptell in the agents' configurations.
+
+The token comes from standard input (or is made here), goes into the settings file, and is
+never shown, put on a command line or written into another program's file.
+"""
+
+import asyncio
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from hoptell.errors import HoptellError, LoginRefused
+from hoptell.names import name_problem
+from hoptell.settings import PeerSettings, load_peer_settings
+
+if TYPE_CHECKING:  # imported where it is used
+    from hoptell.setup.agents import Agent
+    from hoptell.setup.machine import Machine
+
+AGENTS = ("claude", "codex", "opencode", "gemini", "antigravity", "cursor")
+LOGIN_TIMEOUT = 10.0
+MAX_TOKEN_BYTES = 4096
+_MEMBER = re.compile(r"this is ([A-Za-z0-9][A-Za-z0-9_-]*)'s token")
+
+EPILOG = """\b
+Examples:
+  hoptell init
+      make the settings file, and say what to run next
+  hoptell init --relay wss://relay.example --token-stdin < token
+      join a relay elsewhere
+  hoptell init --apply claude
+      register hoptell with Claude Code, after showing how
+
+It may be run again at any time: what is done already stays as it is."""
+
+
+def _name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (problem := name_problem(value)):
+        raise click.BadParameter(problem)
+    return value
+
+
+@click.command("init", epilog=EPILOG)
+@click.option("--relay", metavar="URL", help="Join the relay at ws://host:7777 or wss://host.")
+@click.option("--token-stdin", is_flag=True, help="Read its token, or yours, from standard input.")
+@click.option(
+    "--apply",
+    "agent",
+    type=click.Choice(AGENTS),
+    help="Register hoptell with this agent.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=_name,
+    help="With --apply, the agent's peer name; with --relay, this machine's.",
+)
+@click.option("--force", is_flag=True, help="Replace the settings of another relay.")
+def init_command(
+    relay: str | None, token_stdin: bool, agent: str | None, name: str | None, force: bool
+) -> None:
+    """Make the settings file, and say what to run next.
+
+    Without options it makes a fresh token for a relay on this machine. With --relay it joins
+    one that exists: it logs in before it writes anything. Either way the file is
+    ~/.config/hoptell/.env (or $HOPTELL_ENV), for you alone to read, and its other lines stay.
+    """
+    if token_stdin and relay is None:
+        raise click.UsageError("--token-stdin goes with --relay URL")
+    if name is not None and relay is None and agent is None:
+        raise click.UsageError("--name goes with --apply or --relay")
+    if relay is not None:
+        _join(relay, _token() if token_stdin else None, None if agent else name, force)
+    else:
+        _make()
+    if agent is not None:
+        _apply(agent, name)
+    else:
+        _say_what_next()
+
+
+# The settings file ----------------------------------------------------------------------------
+
+
+def _make() -> None:
+    from hoptell.setup import settings_file
+
+    outcome = settings_file.make(os.environ)
+    _say_outcome(outcome)
+    if os.environ.get("HOPTELL_TOKEN", "").strip() and outcome.done == "kept":
+        _say("Mind that HOPTELL_TOKEN in your environment wins over it.")
+
+
+def _join(relay: str, token: str | None, name: str | None, force: bool) -> None:
+    from hoptell.setup import settings_file
+
+    environ = {**os.environ, "HOPTELL_RELAY": relay}
+    if token is not None:
+        environ["HOPTELL_TOKEN"] = token
+    if name is not None:
+        environ["HOPTELL_NAME"] = name
+    settings_file.prepare(os.environ)
+    settings = load_peer_settings(environ)
+    if settings.token is None:
+        raise HoptellError(
+            "joining a relay takes its token: add --token-stdin, and give it on standard input"
+        )
+    settings_file.check(os.environ, settings.relay, settings.token, force=force)
+    name = _checked(settings, name)
+    outcome = settings_file.join(os.environ, settings.relay, settings.token, name, force=force)
+    _say(f"The relay at {_shown(settings.relay)} lets this machine in.")
+    _say_outcome(outcome)
+    if name is not None:
+        _say(f"Sessions without a name of their own are {name}, one at a time.")
+
+
+def _checked(settings: PeerSettings, name: str | None) -> str | None:
+    """Log in, and return the name that the settings need: a member's token allows only some.
+
+    Raises:
+        HoptellError: the relay cannot be reached, or does not let us in.
+    """
+    problem = _login_problem(settings)
+    member = _MEMBER.search(str(problem))
+    if isinstance(problem, LoginRefused) and member is not None and settings.name is None:
+        name = member[1]
+        problem = _login_problem(dataclasses.replace(settings, name=name))
+    if problem is not None:
+        raise HoptellError(f"not joined, and nothing was changed: {problem}")
+    return name
+
+
+def _login_problem(settings: PeerSettings) -> HoptellError | None:
+    try:
+        asyncio.run(_log_in(settings))
+    except HoptellError as error:
+        return error
+    return None
+
+
+async def _log_in(settings: PeerSettings) -> None:
+    from hoptell.client import RelayClient, check_name
+    from hoptell.settings import default_name
+
+    name = check_name(settings.name or default_name())
+    async with RelayClient(settings, name=name, mode="send", roles=[]) as client:
+        await client.wait_connected(LOGIN_TIMEOUT)
+
+
+def _token() -> str:
+    from hoptell.setup.settings_file import token_problem
+
+    if sys.stdin is None:
+        raise HoptellError("standard input is closed: give the token there")
+    if sys.stdin.isatty():
+        token = click.prompt("Token", hide_input=True, err=True, default="", show_default=False)
+    else:
+        token = sys.stdin.buffer.read(MAX_TOKEN_BYTES).decode(errors="replace")
+    token = str(token).strip()
+    if problem := token_problem(token):
+        raise HoptellError(problem)
+    return token
+
+
+# Agents ---------------------------------------------------------------------------------------
+
+
+def _apply(key: str, name: str | None) -> None:
+    from hoptell.setup.agents import AGENTS as agents
+    from hoptell.setup.machine import Machine, is_passing
+
+    machine, agent = Machine.here(), agents[key]
+    if is_passing(machine.command):
+        raise HoptellError(
+            "this hoptell runs from a cache, which the agent could not rely on: install it first,"
+            " for example with `uv tool install hoptell`"
+        )
+    steps = agent.steps(machine, name)
+    if not steps:
+        _say(f"{agent.title} has hoptell already: there is nothing to do.")
+        _say_start(agent, machine)
+        return
+    _say(f"To register hoptell with {agent.title}:")
+    for step in steps:
+        _say("  " + step.shown())
+    for step in steps:
+        if note := step.run():
+            _say(note)
+    if not agent.registrations(machine):
+        raise HoptellError(f"{agent.title} does not show hoptell: see `hoptell doctor`")
+    _say(f"Done: {agent.title} has hoptell.")
+    if (problem := agent.problem(machine)) is not None:
+        _say(f"But {problem}.")
+    _say_start(agent, machine)
+
+
+def _say_start(agent: "Agent", machine: "Machine") -> None:
+    _say(f"Start it anew, in a project: {agent.start(machine)}")
+
+
+# What next ------------------------------------------------------------------------------------
+
+
+def _say_what_next() -> None:
+    from hoptell.setup.agents import AGENTS as agents
+    from hoptell.setup.machine import Machine
+
+    machine = Machine.here()
+    settings = load_peer_settings()
+    hoptell = shlex.join(machine.command)
+    if _is_here(settings):
+        _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
+    here = [agent for agent in agents.values() if agent.is_here(machine)]
+    for agent in here:
+        _say_agent(agent, machine, hoptell)
+    if not here:
+        _say("\nNo agent was found here. Any that speaks MCP can start this over stdio:")
+        _say(f"  {hoptell} mcp")
+    if machine.find("tmux"):
+        _say("\nAny agent in a terminal, so that messages are typed into its prompt:")
+        _say(f"  {hoptell} tmux NAME -- COMMAND")
+    _say_how_to_join(settings, machine, hoptell)
+    _say(f"\nIf something does not work:\n  {hoptell} doctor")
+
+
+def _say_agent(agent: "Agent", machine: "Machine", hoptell: str) -> None:
+    try:
+        steps = agent.steps(machine, None)
+    except HoptellError as error:
+        _say(f"\n{agent.title}: {error}")
+        return
+    if not steps:
+        _say(f"\n{agent.title} has hoptell already. A session:\n  {agent.start(machine)}")
+        return
+    _say(f"\n{agent.title}, registered with one command:\n  {hoptell} init --apply {agent.key}")
+    _say("which will")
+    for step in steps:
+        _say("  " + step.shown())
+    _say(f"then a session:\n  {agent.start(machine)}")
+
+
+def _say_how_to_join(settings: PeerSettings, machine: "Machine", hoptell: str) -> None:
+    from hoptell.setup.settings_file import place
+
+    url = settings.relay
+    _say("\nAnother machine, with hoptell installed there, joins with this command on it:")
+    if _is_here(settings):
+        url = f"ws://{_address()}:{urlsplit(url).port}"
+    _say(f"  hoptell init --relay {url} --token-stdin")
+    _say("and this from here gives it the token without showing it:")
+    pick = f"sed -n 's/^HOPTELL_TOKEN=//p' {shlex.quote(str(place(os.environ)))}"
+    _say(f"  {pick} | ssh MACHINE hoptell init --relay {url} --token-stdin")
+    if _is_here(settings):
+        _say("for which the relay has to listen where the machine can reach it:")
+        _say(f"  {hoptell} relay --host {_address()}")
+
+
+def _is_here(settings: PeerSettings) -> bool:
+    return urlsplit(settings.relay).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _address() -> str:
+    """This machine's address on its network; nothing is sent to find it."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "ADDRESS"
+
+
+def _say_outcome(outcome: object) -> None:
+    from hoptell.setup.settings_file import Outcome
+
+    assert isinstance(outcome, Outcome)
+    how = {"made": "Made", "changed": "Changed", "kept": "Kept"}[outcome.done]
+    _say(f"{how} {outcome.file} (for you alone to read): {outcome.what}.")
+
+
+def _shown(url: str) -> str:
+    from hoptell.explain import shown_address
+
+    return shown_address(url)
+
+
+def _say(text: str) -> None:
+    click.echo(text)

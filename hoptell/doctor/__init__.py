@@ -1,0 +1,1 @@
+"""What `hoptell doctor` looks at, one small check after the other; nothing is changed."""

@@ -1,0 +1,185 @@
+"""Changing files that belong to somebody else: other programs, and the person who wrote them.
+
+Each change is one atomic replacement, through a link to the file that it names, with the mode
+that it had. The first one leaves a copy of how the file was before, readable by its owner
+alone. What cannot be changed without loss (comments in JSON) is refused, with what to add by
+hand; TOML keeps its comments and layout.
+"""
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hoptell.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+BACKUP_SUFFIX = ".before-hoptell"
+
+
+def read(file: Path) -> str | None:
+    """The file's text; None where there is no such file.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        return file.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+
+
+def replace(file: Path, text: str, *, mode: int | None = None) -> Path | None:
+    """Write `text` as the file's content, all of it or nothing.
+
+    `mode`: the file's from now on; else it keeps its own, and a new file gets 0600.
+
+    Returns: the copy of how it was before, if this is the first change.
+
+    Raises:
+        ConfigurationError: it cannot be written; it is as before.
+    """
+    target = Path(os.path.realpath(file))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.hoptell")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        before = _existing(target)
+        backup = None if before is None else _back_up(target, before[0])
+        if mode is None:
+            mode = 0o600 if before is None else before[1]
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        _create(temporary, text.encode(), mode)
+        os.replace(temporary, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
+    return backup
+
+
+def _existing(file: Path) -> tuple[bytes, int] | None:
+    try:
+        return file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _back_up(file: Path, content: bytes) -> Path | None:
+    backup = file.with_name(file.name + BACKUP_SUFFIX)
+    try:
+        _create(backup, content, 0o600)
+    except FileExistsError:
+        return None
+    return backup
+
+
+def _create(file: Path, content: bytes, mode: int) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(handle)
+    if mode != 0o600:
+        os.chmod(file, mode)
+
+
+# JSON ---------------------------------------------------------------------------------------
+
+_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Read a JSON object, also one with comments and final commas; empty if it is none."""
+
+    def plain(text: str) -> str:
+        return _TOKENS.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
+
+    try:
+        # Twice: only without its comment does a final comma stand before the bracket.
+        value = json.loads(plain(plain(text.removeprefix("\ufeff"))))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def edited_json(
+    file: Path, text: str | None, edit: Callable[[dict[str, Any]], None], by_hand: str
+) -> str:
+    """The text of a JSON file after `edit` changed its object in place.
+
+    Order and indentation stay. `by_hand`: what the change comes to, for the one who has to
+    make it.
+
+    Raises:
+        ConfigurationError: it is not plain JSON, so something in it would be lost.
+    """
+    if text is None or not text.strip():
+        value: dict[str, Any] = {}
+        text = ""
+    else:
+        try:
+            value = json.loads(text, object_pairs_hook=_without_repetition)
+        except (ValueError, RecursionError):
+            value = []  # type: ignore[assignment]
+        if not isinstance(value, dict):
+            raise ConfigurationError(
+                f"{file} is not plain JSON (it may have comments, which would be lost), so it"
+                f" stays as it is: add this to it yourself: {by_hand}"
+            )
+    edit(value)
+    found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
+    indent: str | int = found[1] if found else 2
+    ending = "\n" if not text or text.endswith("\n") else ""
+    return json.dumps(value, indent=indent, ensure_ascii=False) + ending
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return value
+
+
+def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:
+    """The object at `path` within `value`, made where it is missing.
+
+    Raises:
+        ConfigurationError: something else stands there.
+    """
+    for key in path:
+        value = value.setdefault(key, {})
+        if not isinstance(value, dict):
+            raise ConfigurationError(f"{key!r} in {file} is not an object: correct it first")
+    return value
+
+
+# TOML ---------------------------------------------------------------------------------------
+
+
+def edited_toml(file: Path, text: str | None, edit: Callable[["TOMLDocument"], None]) -> str:
+    """The text of a TOML file after `edit` changed its document in place.
+
+    Raises:
+        ConfigurationError: it is not TOML.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        document = tomlkit.parse(text or "")
+        edit(document)
+        return tomlkit.dumps(document)
+    except (TOMLKitError, TypeError, AttributeError) as error:
+        where = f", line {error.line}" if hasattr(error, "line") else ""
+        raise ConfigurationError(f"{file}{where} cannot be understood: correct it first") from None

@@ -1,0 +1,98 @@
+"""What there is to set up here: whose machine, which hoptell, and where programs are."""
+
+import getpass
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hoptell.errors import ConfigurationError
+from hoptell.settings import Values, machine_name
+
+USUAL_FOLDERS = ("~/.local/bin", "~/.claude/local", "/opt/homebrew/bin", "/usr/local/bin")
+"""Where programs are that a desktop's short PATH does not have."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The user's machine, as far as other programs have to be told of it."""
+
+    environ: Mapping[str, str] = field(repr=False)
+    home: Path
+    command: tuple[str, ...]
+    """How to run this hoptell: absolute, whatever PATH and current folder are."""
+    pointers: Mapping[str, str]
+    """The variables with which a process that gets no other finds the same settings. Paths."""
+    owner: str
+    """A good start for the peer names of this user's agents."""
+    folders: tuple[str, ...] = ()
+    """Where to look for programs besides PATH."""
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] | None = None) -> "Machine":
+        """This machine.
+
+        Raises:
+            ConfigurationError: there is no home folder, or the settings file cannot be read.
+        """
+        environ = os.environ if environ is None else environ
+        try:
+            home = Path(environ.get("HOME", "").strip() or Path.home())
+        except RuntimeError:
+            raise ConfigurationError("there is no home folder: set HOME") from None
+        pointers, owner = _pointers(environ), _owner(environ)
+        return cls(environ, home, own_command(), pointers, owner, USUAL_FOLDERS)
+
+    def find(self, *programs: str) -> str | None:
+        """The first of these programs that is installed."""
+        folders = [str(self.home / f[2:]) if f[:2] == "~/" else f for f in self.folders]
+        # An empty part would stand for the current folder, whose programs are somebody else's.
+        parts = [*self.environ.get("PATH", "").split(os.pathsep), *folders]
+        path = os.pathsep.join(filter(None, parts))
+        return next((found for one in programs if (found := shutil.which(one, path=path))), None)
+
+    def config_home(self) -> Path:
+        """The folder of configurations, `~/.config`."""
+        configured = Path(self.environ.get("XDG_CONFIG_HOME", "").strip())
+        return configured if configured.is_absolute() else self.home / ".config"
+
+
+def own_command() -> tuple[str, ...]:
+    """How another program starts this hoptell, from any folder.
+
+    The installed script, since `python -m` would prefer a folder of that name in a project;
+    else `-P`, which keeps Python from looking there.
+    """
+    python = Path(os.path.abspath(sys.executable))
+    script = python.with_name("hoptell.exe" if os.name == "nt" else "hoptell")
+    return (str(script),) if script.is_file() else (str(python), "-P", "-m", "hoptell")
+
+
+def is_passing(command: tuple[str, ...]) -> bool:
+    """Whether this hoptell is in a cache that is cleaned now and then, as with `uvx`."""
+    return any(part.startswith(("archive-v", "builds-v")) for part in Path(command[0]).parts)
+
+
+def _pointers(environ: Mapping[str, str]) -> dict[str, str]:
+    values = Values.load(environ)
+    pointers = {}
+    custom = any(environ.get(name, "").strip() for name in ("HOPTELL_ENV", "XDG_CONFIG_HOME"))
+    if custom and values.file is not None:
+        pointers["HOPTELL_ENV"] = str(values.file.absolute())
+    if environ.get("HOPTELL_HOME", "").strip():
+        pointers["HOPTELL_HOME"] = str(values.path("HOPTELL_HOME"))
+    return pointers
+
+
+def _owner(environ: Mapping[str, str]) -> str:
+    if name := Values.load(environ).get("HOPTELL_NAME"):
+        return name
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user id without a name; not POSIX
+        user = ""
+    cleaned = re.sub(r"[^A-Za-z0-9]+", "-", user).strip("-").lower()[:30]
+    return cleaned or machine_name()

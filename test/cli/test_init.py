@@ -1,0 +1,263 @@
+"""`hoptell init`: the settings file, joining a relay, and what it says to run next."""
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.agents import Computer
+from support.relay import TOKEN, RelayProcess, relay_process
+
+from hoptell import cli
+from hoptell.cli import init
+from hoptell.relay.credentials import add_member
+from hoptell.settings import read_settings_file
+from hoptell.setup.agents import AGENTS
+
+OTHER_TOKEN = "another-token-than-the-relays"
+
+
+@pytest.fixture
+def computer(tmp_path: Path) -> Computer:
+    return Computer(tmp_path)
+
+
+@pytest.fixture
+def run(computer: Computer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `hoptell init` on the test's computer; no output ever holds a token."""
+    monkeypatch.setattr("hoptell.setup.machine.USUAL_FOLDERS", ())
+
+    def run(*args: str, input: str = "") -> Result:
+        runner = CliRunner(env=computer.environ)
+        result = runner.invoke(cli.command_line, ["init", *args], input=input)
+        for secret in (TOKEN, OTHER_TOKEN, *tokens(computer)):
+            assert secret not in result.output
+        return result
+
+    return run
+
+
+def settings_file(computer: Computer) -> Path:
+    return computer.home / ".config" / "hoptell" / ".env"
+
+
+def tokens(computer: Computer) -> list[str]:
+    file = settings_file(computer)
+    return [read_settings_file(file)["HOPTELL_TOKEN"]] if file.exists() else []
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """One relay for all, with a shared token and the member alice."""
+    folder = tmp_path_factory.mktemp("relay")
+    token = add_member(folder / "members.json", "alice")
+    with relay_process(folder, "--members", str(folder / "members.json")) as relay:
+        relay.environment["ALICE"] = token
+        yield relay
+
+
+# On one machine -------------------------------------------------------------------------------
+
+
+def test_it_makes_the_settings_once_and_says_what_to_run(run: Any, computer: Computer) -> None:
+    first = run()
+    assert first.exit_code == 0, first.output
+    file = settings_file(computer)
+    assert f"Made {file} (for you alone to read): a fresh token." in first.output
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    content = file.read_text()
+    again = run()
+    assert again.exit_code == 0 and f"Kept {file}" in again.output
+    assert file.read_text() == content
+
+
+def test_what_it_says_to_run_are_commands_that_exist(run: Any, computer: Computer) -> None:
+    computer.install("claude", "codex", "opencode", "gemini", "agy", "cursor", "tmux")
+    output = run().output
+    for line in re.findall(r"^  (\S*hoptell .+)$", output, re.M):
+        words = shlex.split(line)
+        assert words[1] in cli.COMMANDS
+        if "/" in words[0]:
+            assert os.access(words[0], os.X_OK)
+    for key in AGENTS:
+        assert f" init --apply {key}\n" in output
+    assert "tmux NAME" in output and "doctor" in output
+
+
+def test_the_command_for_another_machine_hands_the_token_over_unseen(
+    run: Any, computer: Computer
+) -> None:
+    output = run().output
+    (line,) = re.findall(r"^  (sed .+) \| ssh MACHINE", output, re.M)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=10)
+    assert done.stdout.strip() == tokens(computer)[0]
+
+
+def test_with_no_agent_and_no_tmux_it_says_how_to_add_any(run: Any) -> None:
+    output = run().output
+    assert "No agent was found here" in output and "hoptell mcp" in output
+    assert "tmux NAME" not in output
+
+
+def test_a_relay_on_another_port_is_told_to_other_machines(run: Any, computer: Computer) -> None:
+    computer.environ["HOPTELL_PORT"] = "7999"
+    assert re.search(r"init --relay ws://\S+:7999 --token-stdin", run().output)
+
+
+# Joining --------------------------------------------------------------------------------------
+
+
+def test_joining_logs_in_and_then_keeps_address_and_token(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    result = run("--relay", relay.url, "--token-stdin", input=f"{TOKEN}\n")
+    assert result.exit_code == 0, result.output
+    assert f"The relay at {relay.url} lets this machine in." in result.output
+    file = settings_file(computer)
+    assert read_settings_file(file) == {"HOPTELL_RELAY": relay.url, "HOPTELL_TOKEN": TOKEN}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = run("--relay", relay.url, "--token-stdin", input=TOKEN)
+    assert again.exit_code == 0 and f"Kept {file}" in again.output
+    assert run("--relay", relay.url).exit_code == 0  # with the token that it has
+
+
+def test_a_members_token_makes_the_members_name_the_default(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    token = relay.environment["ALICE"]
+    result = run("--relay", relay.url, "--token-stdin", input=token)
+    assert result.exit_code == 0, result.output
+    assert "Sessions without a name of their own are alice" in result.output
+    assert read_settings_file(settings_file(computer))["HOPTELL_NAME"] == "alice"
+
+
+def test_a_member_may_choose_another_name_of_its_own(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    token = relay.environment["ALICE"]
+    result = run("--relay", relay.url, "--token-stdin", "--name", "alice-mac", input=token)
+    assert result.exit_code == 0, result.output
+    assert read_settings_file(settings_file(computer))["HOPTELL_NAME"] == "alice-mac"
+    refused = run("--relay", relay.url, "--token-stdin", "--name", "bob", "--force", input=token)
+    assert refused.exit_code == 1 and "this is alice's token" in refused.output
+    assert read_settings_file(settings_file(computer))["HOPTELL_NAME"] == "alice-mac"
+
+
+def test_a_wrong_token_or_a_dead_relay_changes_nothing_and_is_one_line(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    for url, token, words in [
+        (relay.url, OTHER_TOKEN, "the relay does not know this token"),
+        ("ws://127.0.0.1:9", TOKEN, "no relay answers at ws://127.0.0.1:9"),
+        ("http://x", TOKEN, "a relay is ws://host:port"),
+    ]:
+        result = run("--relay", url, "--token-stdin", input=token)
+        assert result.exit_code == 1 and result.stdout == ""
+        assert words in result.stderr and result.stderr.count("\n") == 1
+        assert not settings_file(computer).exists()
+
+
+def test_settings_of_another_relay_are_replaced_only_by_force(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    file = computer.write_settings(token=OTHER_TOKEN, roles="a")
+    result = run("--relay", relay.url, "--token-stdin", input=TOKEN)
+    assert result.exit_code == 1 and "add --force to replace it" in result.stderr
+    assert read_settings_file(file)["HOPTELL_TOKEN"] == OTHER_TOKEN
+    assert run("--relay", relay.url, "--token-stdin", "--force", input=TOKEN).exit_code == 0
+    assert read_settings_file(file) == {
+        "HOPTELL_TOKEN": TOKEN,
+        "HOPTELL_ROLES": "a",
+        "HOPTELL_RELAY": relay.url,
+    }
+
+
+@pytest.mark.parametrize("token", ["", "two words", "sha256:" + 64 * "a"])
+def test_what_is_no_token_is_refused_before_anything_is_asked(
+    run: Any, computer: Computer, token: str
+) -> None:
+    result = run("--relay", "ws://127.0.0.1:9", "--token-stdin", input=token)
+    assert result.exit_code == 1 and "token" in result.stderr
+    assert not settings_file(computer).exists()
+
+
+def test_without_a_token_joining_says_how_to_give_one(run: Any) -> None:
+    result = run("--relay", "ws://127.0.0.1:9")
+    assert result.exit_code == 1 and "add --token-stdin" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+)
+def test_options_that_make_no_sense_are_wrong_usage(
+    run: Any, computer: Computer, args: list[str]
+) -> None:
+    assert run(*args).exit_code == 2
+    assert not settings_file(computer).exists()
+
+
+# Agents ---------------------------------------------------------------------------------------
+
+
+def test_it_offers_every_agent_that_it_knows() -> None:
+    assert init.AGENTS == tuple(AGENTS)
+
+
+@pytest.mark.parametrize("key", init.AGENTS)
+def test_applying_shows_and_does_it_once(run: Any, computer: Computer, key: str) -> None:
+    computer.install("claude", "codex", "opencode", "gemini", "agy", "cursor")
+    first = run("--apply", key)
+    assert first.exit_code == 0, first.output
+    title = AGENTS[key].title
+    assert f"To register hoptell with {title}:\n  " in first.output
+    assert f"Done: {title} has hoptell." in first.output
+    files = {file: file.read_bytes() for file in computer.home.rglob("*") if file.is_file()}
+    again = run("--apply", key)
+    assert f"{title} has hoptell already: there is nothing to do." in again.output
+    calls = computer.home / "calls"
+    assert {f: f.read_bytes() for f in files if f != calls} == {
+        f: content for f, content in files.items() if f != calls
+    }
+
+
+def test_the_first_change_says_where_the_file_is_as_it_was(run: Any, computer: Computer) -> None:
+    computer.write(".codex/config.toml", "a = 1\n")
+    backup = computer.home / ".codex" / "config.toml.before-hoptell"
+    assert f"as it was before is in {backup}" in run("--apply", "codex").output
+    assert backup.read_text() == "a = 1\n"
+
+
+def test_an_agent_that_is_not_here_is_one_line(run: Any) -> None:
+    result = run("--apply", "claude")
+    assert result.exit_code == 1
+    assert result.stderr == "hoptell: the command `claude` is not installed, or not in PATH\n"
+
+
+def test_a_hoptell_from_a_cache_is_not_registered(
+    run: Any, computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = "/c/uv/archive-v0/x/bin/hoptell"
+    monkeypatch.setattr("hoptell.setup.machine.own_command", lambda: (cached,))
+    result = run("--apply", "codex")
+    assert result.exit_code == 1 and "uv tool install hoptell" in result.stderr
+    assert not (computer.home / ".codex").exists()
+
+
+def test_as_a_process_it_reads_the_token_from_a_pipe_alone(
+    computer: Computer, relay: RelayProcess
+) -> None:
+    computer.environ["PATH"] += os.pathsep + os.environ["PATH"]
+    command = [sys.executable, "-m", "hoptell", "init", "--relay", relay.url, "--token-stdin"]
+    done = subprocess.run(
+        command, env=computer.environ, input=TOKEN, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert read_settings_file(settings_file(computer))["HOPTELL_TOKEN"] == TOKEN
