@@ -163,6 +163,8 @@ class Site:
     commands: Path
     """Folder with `hoptell` (and nothing else), put on the agents' PATH."""
     panes: list["Pane"] = field(default_factory=list)
+    columns: int = 120
+    rows: int = 40
 
     @property
     def home(self) -> Path:
@@ -313,7 +315,7 @@ class Pane:
         script = site.root / f"{self._name}.sh"
         lines = [f"export {name}={_quoted(value)}" for name, value in environment.items()]
         write(script, "\n".join([*lines, f"exec {' '.join(map(_quoted, command))}", ""]))
-        size = ["-x", "120", "-y", "40"]
+        size = ["-x", str(site.columns), "-y", str(site.rows)]
         start = ["env", "-i", "/bin/sh", str(script)]
         site.tmux("new-session", "-d", "-s", self._name, *size, "-c", str(site.work), *start)
         site.tmux("set-option", "-t", self._name, "remain-on-exit", "on")

@@ -92,6 +92,8 @@ class Model:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.rules: list[Rule] = []
+        self.title = "a title"
+        """What clients are told when they ask what a session is about."""
         self._news = threading.Condition()
         model = self
 
@@ -142,7 +144,7 @@ class Model:
             self.requests.append(request)
             self._news.notify_all()
         if not request.agentic:
-            return Say('{"title": "a title"}')
+            return Say(json.dumps({"title": self.title}))
         for rule in self.rules:
             if (action := rule(request)) is not None:
                 return action
