@@ -42,8 +42,11 @@ Mode = Literal["peer", "send"]
 AckState = Literal["delivered", "queued", "unconfirmed", "fanout"]
 
 
-class Frame(msgspec.Struct, tag_field="type", omit_defaults=True):
-    """Base of all frames. Optional fields at their default are left out on the wire."""
+class Frame(msgspec.Struct, tag_field="type", omit_defaults=True, gc=False):
+    """Base of all frames. Optional fields at their default are left out on the wire.
+
+    Made of JSON, a frame is in no cycle that the garbage collector would have to find.
+    """
 
 
 # From client to relay ---------------------------------------------------------------------
