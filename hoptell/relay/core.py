@@ -27,7 +27,8 @@ comparison, and `tick` looks at the rest. A timer per message cost more than rou
 import heapq
 import re
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
@@ -101,9 +102,11 @@ class Relay:
         """What the shell is to perform next, in order."""
         self._rate = RateLimiter(rate or Rate())
         seed = id_seed.lower()
-        self._reference_prefix = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
-        self._delivery_prefix = f"{seed[18:32]}-"
-        self._last_id = 0
+        reference_start = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
+        self._references = _numbered(reference_start, digits=12)
+        self._delivery_ids = _numbered(f"{seed[18:32]}-", digits=4)
+        self._ties = count()
+        """Keeps `_deadlines` from comparing deliveries."""
         self._logins: dict[Connection, float] = {}
         """Connections without a hello yet, and when it is due."""
         self._connections: dict[Connection, None] = {}
@@ -472,7 +475,7 @@ class Relay:
         if not direct and (problem := self._queue_problem(peer, message.size)):
             raise Refused(problem, reason="full")
         receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
-        delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
+        delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
         self.effects.append(Accepted(message, [delivery], receipt, frame.key))
         if direct:
             self._awaiting[receipt] = None
@@ -498,7 +501,7 @@ class Relay:
             if not direct and self._queue_problem(peer, message.size):
                 skipped.append(peer.name)
                 continue
-            delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
+            delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
             deliveries.append(delivery)
             if direct:
                 self._deliver(peer, delivery)
@@ -514,9 +517,8 @@ class Relay:
         ts = int((now + self._epoch) * 1000)
         credential = connection.credential
         assert credential is not None
-        self._last_id += 1
         return Message(
-            reference=f"{self._reference_prefix}{self._last_id:012x}",
+            reference=next(self._references),
             sender=connection.name,
             member=credential.member,
             host=connection.host,
@@ -571,8 +573,7 @@ class Relay:
         self._idle.pop(peer, None)
         expires = delivery.message.expires
         if expires is not None:
-            self._last_id += 1
-            heapq.heappush(self._deadlines, (expires, self._last_id, delivery))
+            heapq.heappush(self._deadlines, (expires, next(self._ties), delivery))
             self._due(expires / 1000 - self._epoch)
 
     def _dequeued(self, delivery: Delivery) -> None:
@@ -726,9 +727,19 @@ class Relay:
         self._settle(delivery.receipt, "unconfirmed")
         self.effects.append(Expired(delivery))
 
-    def _new_delivery_id(self) -> str:
-        self._last_id += 1
-        return f"{self._delivery_prefix}{self._last_id:x}"
+
+_LAST_DIGITS = [f"{number:03x}" for number in range(0x1000)]
+
+
+def _numbered(start: str, *, digits: int) -> Iterator[str]:
+    """Endless ids: `start` and a number in so many hexadecimal digits, or more.
+
+    Its last digits come from a table: formatting the number took three times as long.
+    """
+    for number in count():
+        start_of_many = f"{start}{number:0{digits - 3}x}"
+        for last_digits in _LAST_DIGITS:
+            yield start_of_many + last_digits
 
 
 def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
