@@ -192,22 +192,21 @@ class Relay:
         """Do what a logged-in client asks; what is turned down is answered with an `error`."""
         if connection.state != "open":
             return
-        match frame:
-            case frames.Got():
-                self._confirm(connection, frame, now)
-            case frames.Send():
-                try:
-                    self._send(connection, frame, now)
-                except Refused as refusal:
-                    self._log("refused", name=connection.name, reason=refusal.reason)
-                    error = frames.Error(str(refusal), frame.id)
-                    self.effects.append(Write(connection, error))
-            case frames.List():
-                peers = self._list(connection.name)
-                self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
-            case frames.Hello():
-                error = frames.Error("you are logged in already: one hello a connection")
+        if type(frame) is frames.Got:
+            self._confirm(connection, frame, now)
+        elif type(frame) is frames.Send:
+            try:
+                self._send(connection, frame, now)
+            except Refused as refusal:
+                self._log("refused", name=connection.name, reason=refusal.reason)
+                error = frames.Error(str(refusal), frame.id)
                 self.effects.append(Write(connection, error))
+        elif type(frame) is frames.List:
+            peers = self._list(connection.name)
+            self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
+        else:
+            error = frames.Error("you are logged in already: one hello a connection")
+            self.effects.append(Write(connection, error))
 
     def protocol_error(
         self,
@@ -277,7 +276,7 @@ class Relay:
         for connection, id in receipt.waiters:
             if connection.state == "open":
                 self.effects.append(Write(connection, frames.Error(sentence, id)))
-        receipt.waiters = []
+        receipt.waiters = ()
         for delivery in accepted.deliveries:
             self._withdraw_delivery(delivery, now)
         if accepted.key is not None:
@@ -444,9 +443,12 @@ class Relay:
             if known is not None and known.accepted_at > now - self.limits.key_lifetime:
                 self._repeat(connection, frame.id, known)
                 return
-        self._rate.take(name, now)
-        self._due(self._rate.due_at)
+        if self._rate.is_limited:
+            self._rate.take(name, now)
+            self._due(self._rate.due_at)
         _check_send(frame)
+        if frame.to not in self._peers and (problem := address_problem(frame.to)) is not None:
+            raise Refused(problem, reason="invalid")
         if frame.to[0] == "@":
             receipt = self._fan_out(connection, frame, now)
         else:
@@ -457,7 +459,7 @@ class Relay:
     def _repeat(self, connection: Connection, id: frames.FrameId, receipt: Receipt) -> None:
         self._log("repeated", name=connection.name, reference=receipt.reference)
         if receipt.state is None:
-            receipt.waiters.append((connection, id))
+            receipt.waiters += ((connection, id),)
         else:
             self.effects.append(Acknowledge(connection, receipt, id))
 
@@ -471,16 +473,17 @@ class Relay:
                 f"the relay knows no peer named {to}: `list` shows who is there", reason="unknown"
             )
         message = self._message(connection, frame, now)
-        direct = self._can_take(peer)
-        if not direct and (problem := self._queue_problem(peer, message.size)):
+        taker = self._taker(peer)
+        if taker is None and (problem := self._queue_problem(peer, message.size)):
             raise Refused(problem, reason="full")
-        receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
+        receipt = Receipt(message.reference, now, message.expires, None, ((connection, frame.id),))
         delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
-        self.effects.append(Accepted(message, [delivery], receipt, frame.key))
-        if direct:
+        self.effects.append(Accepted(message, (delivery,), receipt, frame.key))
+        if taker is not None:
+            if not self._awaiting:  # else an older one is due before it
+                self._due(now + self.limits.ack_wait)
             self._awaiting[receipt] = None
-            self._due(now + self.limits.ack_wait)
-            self._deliver(peer, delivery)
+            self._deliver(taker, delivery)
         else:
             self._enqueue(delivery)
             self._settle(receipt, "queued")
@@ -492,19 +495,19 @@ class Relay:
         if not peers:
             raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
         message = self._message(connection, frame, now)
-        receipt = Receipt(message.reference, now, message.expires, "fanout", [])
+        receipt = Receipt(message.reference, now, message.expires, "fanout", ())
         deliveries: list[Delivery] = []
         skipped: list[str] = []
         self.effects.append(Accepted(message, deliveries, receipt, frame.key))
         for peer in peers:
-            direct = self._can_take(peer)
-            if not direct and self._queue_problem(peer, message.size):
+            taker = self._taker(peer)
+            if taker is None and self._queue_problem(peer, message.size):
                 skipped.append(peer.name)
                 continue
             delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
             deliveries.append(delivery)
-            if direct:
-                self._deliver(peer, delivery)
+            if taker is not None:
+                self._deliver(taker, delivery)
             else:
                 self._enqueue(delivery)
         receipt.count = len(deliveries)
@@ -542,13 +545,12 @@ class Relay:
 
     # Queue and in flight -------------------------------------------------------------------
 
-    def _can_take(self, peer: Peer) -> bool:
+    def _taker(self, peer: Peer) -> Connection | None:
+        """The peer's connection, if one more delivery can go out on it at once."""
         connection = peer.connection
-        return (
-            connection is not None
-            and not peer.queue
-            and len(connection.in_flight) < self.limits.in_flight
-        )
+        if connection is None or peer.queue:
+            return None
+        return connection if len(connection.in_flight) < self.limits.in_flight else None
 
     def _queue_problem(self, peer: Peer, size: int) -> str | None:
         limits = self.limits
@@ -581,9 +583,7 @@ class Relay:
         self._queued -= 1
         self._queued_bytes -= delivery.message.size
 
-    def _deliver(self, peer: Peer, delivery: Delivery) -> None:
-        connection = peer.connection
-        assert connection is not None
+    def _deliver(self, connection: Connection, delivery: Delivery) -> None:
         connection.in_flight[delivery.id] = delivery
         self.effects.append(Deliver(connection, delivery))
 
@@ -599,7 +599,7 @@ class Relay:
             if _is_expired(delivery, wall):
                 self._expired(delivery)
             else:
-                self._deliver(peer, delivery)
+                self._deliver(connection, delivery)
 
     def _confirm(self, connection: Connection, frame: frames.Got, now: float) -> None:
         delivery = connection.in_flight.pop(frame.id, None)
@@ -619,7 +619,7 @@ class Relay:
         for connection, id in receipt.waiters:
             if connection.state == "open":
                 self.effects.append(Acknowledge(connection, receipt, id))
-        receipt.waiters = []
+        receipt.waiters = ()
 
     # What is due ---------------------------------------------------------------------------
 
@@ -765,7 +765,7 @@ def _is_expired(delivery: Delivery, wall: float) -> bool:
 
 
 def _check_send(frame: frames.Send) -> None:
-    """Check what can be told from the frame alone.
+    """Check what can be told from the frame alone, but for the address.
 
     Raises:
         Refused: with what would be right.
@@ -785,8 +785,6 @@ def _check_send(frame: frames.Send) -> None:
         problem = f"a key is 1 to {frames.MAX_KEY_LENGTH} printable characters"
     elif frame.reply_to is not None and not _is_reference(frame.reply_to):
         problem = "reply_to is a message reference (a UUID): copy it from the message"
-    else:
-        problem = address_problem(frame.to)
     if problem is not None:
         raise Refused(problem, reason="invalid")
 

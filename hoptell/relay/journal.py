@@ -337,7 +337,7 @@ class Store:
             message = messages.setdefault(row[0], _message(row))
             receipt = receipts.setdefault(
                 message.reference,
-                Receipt(message.reference, 0.0, message.expires, "queued", [], durable=True),
+                Receipt(message.reference, 0.0, message.expires, "queued", (), durable=True),
             )
             peer = peers.setdefault(name, Peer(name))
             deliveries.append(Delivery(id, message, peer, receipt))
@@ -347,7 +347,7 @@ class Store:
         ):
             # It was in flight when it was recorded: it is queued now, or has arrived.
             receipt = receipts.get(reference) or Receipt(
-                reference, 0.0, expires, "delivered", [], durable=True
+                reference, 0.0, expires, "delivered", (), durable=True
             )
             receipt.accepted_at = accepted_at / 1000 - epoch
             if state is not None:

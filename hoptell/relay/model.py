@@ -7,6 +7,7 @@ or answered leaves the queue, `in_flight` or receipt that holds it, and no cycle
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +82,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
     accepted_at: float
     expires: int | None
     state: frames.AckState | None
-    waiters: list[tuple["Connection", frames.FrameId]]
+    waiters: tuple[tuple["Connection", frames.FrameId], ...]
     """Who is to hear it: the send's connection, and those that repeated it with its key."""
     count: int | None = None
     skipped: list[str] | None = None
@@ -226,7 +227,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     """Record a message and its deliveries, in the order of acceptance; log it."""
 
     message: Message
-    deliveries: list[Delivery]
+    deliveries: Sequence[Delivery]
     receipt: Receipt
     key: str | None
     """The sender's idempotency key."""
