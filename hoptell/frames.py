@@ -191,6 +191,10 @@ def decode_client_frame(data: bytes | bytearray | str) -> ClientFrame:
         ProtocolError: it is not a JSON object of a known type with fields of the right types.
     """
     try:
+        return _client_frames.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass  # not `_decode` at once: the call is 1% of the relay's time
+    try:
         return _decode(_client_frames, data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _protocol_error(error) from None

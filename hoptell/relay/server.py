@@ -284,7 +284,7 @@ class RelayServer:
         return _response(status, text, content_type, with_body=request.method != "HEAD")
 
     def received(self, websocket: WebSocket, payload: bytes, is_binary: bool) -> None:
-        now = self._turn()
+        now = self._now if self._is_settling else self._turn()
         connection = websocket.connection
         try:
             if is_binary:
