@@ -115,12 +115,6 @@ class RelayServer:
         self._settings = settings
         self._credentials = credentials
         self._log = log
-        self._log_accepted = log.plain(
-            "accepted", sender=str, to=str, size=int, copies=int, reference=str
-        )
-        self._log_confirmed = log.plain("confirmed", to=str, reference=str)
-        self._log_expired = log.plain("expired", to=str, reference=str)
-        self._log_forgotten = log.plain("forgotten", name=str)
         self._performers: dict[type, Callable[[Any], None]] = {
             Deliver: self._deliver,
             Acknowledge: self._acknowledge,
@@ -418,23 +412,24 @@ class RelayServer:
         metrics.accepted += 1
         metrics.accepted_bytes += message.size
         metrics.copies += copies
-        self._log_accepted(message.sender, message.to, message.size, copies, message.reference)
+        self._log.accepted(message.sender, message.to, message.size, copies, message.reference)
 
     def _confirmed(self, effect: Confirmed) -> None:
         self._journal.record(effect)
         self._metrics.delivered += 1
         delivery = effect.delivery
-        self._log_confirmed(delivery.peer.name, delivery.message.reference)
+        self._log.confirmed(delivery.peer.name, delivery.message.reference)
 
     def _expired(self, effect: Expired) -> None:
         self._journal.record(effect)
         self._metrics.expired += 1
         delivery = effect.delivery
-        self._log_expired(delivery.peer.name, delivery.message.reference)
+        fields = {"to": delivery.peer.name, "reference": delivery.message.reference}
+        self._log.add("expired", fields)
 
     def _forgotten(self, effect: Forgotten) -> None:
         self._journal.record(effect)
-        self._log_forgotten(effect.name)
+        self._log.add("forgotten", {"name": effect.name})
 
     def _known(self, effect: Known) -> None:
         self._journal.record(effect)
