@@ -45,6 +45,7 @@ from hoptell.names import (
     roles_problem,
 )
 from hoptell.relay.model import (
+    NOTHING_QUEUED,
     Accepted,
     Acknowledge,
     Close,
@@ -565,6 +566,8 @@ class Relay:
 
     def _enqueue(self, delivery: Delivery, *, front: bool = False) -> None:
         peer = delivery.peer
+        if peer.queue is NOTHING_QUEUED:
+            peer.queue = deque()
         delivery.queued = True
         if front:
             peer.queue.appendleft(delivery)

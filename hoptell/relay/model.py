@@ -153,6 +153,10 @@ class Connection:
         """Unconfirmed deliveries by id, in the order in which they were sent."""
 
 
+NOTHING_QUEUED: deque["Delivery"] = deque(maxlen=0)
+"""Stands for the queue of every peer that never had one: an empty deque takes 760 bytes."""
+
+
 class Peer:
     """A known name: online while it has a connection."""
 
@@ -164,7 +168,8 @@ class Peer:
         self.roles: list[str] = []
         self.wake: str | None = None
         self.connection: Connection | None = None
-        self.queue: deque[Delivery] = deque()
+        self.queue: deque[Delivery] = NOTHING_QUEUED
+        """Deliveries that wait, in order; its own deque from the first one on."""
         self.known = False
         """Whether a record tells of it as it is."""
 

@@ -400,6 +400,10 @@ class WebSocket(asyncio.Protocol):
             else:
                 self._finish_writing()
         if library.state is OPEN:
+            # The one that shook hands keeps the request and all its headers: 2 KB.
+            self._library = ServerProtocol(
+                state=OPEN, max_size=self.max_size, logger=_library_logger
+            )
             self._is_open = True
             self._read_buffer()
         elif writes:
