@@ -92,10 +92,10 @@ class EventLog:
         self._lines.append(line)
         self.flush()
 
-    def flush(self) -> None:
-        """Write the lines of all events since the last time."""
+    def flush(self, *, at_least: int = 1) -> None:
+        """Write the lines of all events since the last time, if there are so many."""
         lines = self._lines
-        if lines:
+        if len(lines) >= at_least:
             self._lines = []
             start = f'{{"time":"{self._time()}",' if self._is_json else f"{self._time()} "
             text = start + f"\n{start}".join(lines) + "\n"

@@ -67,6 +67,8 @@ from hoptell.settings import RelaySettings
 LOG_INTERVAL = 0.05
 """Seconds that lines of the log may wait for others: a write for each loop turn was 7% of the
 relay's time with one message under way for each peer."""
+LOG_LINES = 200
+"""So many leave at once."""
 BACKLOG = 2048
 """Connections that wait to be accepted. At 100, a thousand clients that come back at once
 take 4 s instead of 0.1 s, because the system drops the first packets of the rest."""
@@ -361,6 +363,7 @@ class RelayServer:
             for websocket in unwritten:
                 websocket.flush()
         self._journal.flush()
+        self._log.flush(at_least=LOG_LINES)
         if not self._log_is_due:
             self._log_is_due = True
             self._loop.call_later(LOG_INTERVAL, self._flush_log)
