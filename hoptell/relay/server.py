@@ -72,7 +72,7 @@ LOG_LINES = 200
 BACKLOG = 2048
 """Connections that wait to be accepted. At 100, a thousand clients that come back at once
 take 4 s instead of 0.1 s, because the system drops the first packets of the rest."""
-KEPT_MEMORY = 8 * 1024 * 1024
+KEPT_MEMORY = 4 * 1024 * 1024
 """Bytes of freed memory that are kept for the next messages."""
 M_TRIM_THRESHOLD = -1  # as in glibc's <malloc.h>
 M_MMAP_THRESHOLD = -3
@@ -704,7 +704,7 @@ def _spend_less_on_memory() -> None:
 
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY)
-        mallopt(M_MMAP_THRESHOLD, KEPT_MEMORY // 2)
+        mallopt(M_MMAP_THRESHOLD, KEPT_MEMORY)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
