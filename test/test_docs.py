@@ -326,6 +326,83 @@ def test_python_m_hoptell_help_is_the_same_as_the_commands() -> None:
     assert result.stdout.startswith("Usage: hoptell [OPTIONS] COMMAND")
 
 
+# docs/commands.md ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *sorted(SHOWN)])
+def test_the_commands_page_is_what_help_prints(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    (block,) = code_blocks(section(page, f"## hoptell {command}".rstrip()), "")
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.command_line.main([*command.split(), "--help"], "hoptell", standalone_mode=False)
+    assert block == capsys.readouterr().out, "run python docs/commands.py"
+
+
+def test_the_commands_page_has_every_command_in_the_order_of_the_help() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    found = re.findall(r"^## hoptell ?(.*)$", page, re.MULTILINE)
+    assert found == ["", *SHOWN]
+
+
+# Shell completion ----------------------------------------------------------------------------
+
+
+def completions(*words: str) -> list[str]:
+    """What bash offers for the last of these words, set up as the documents say."""
+    (setup,) = code_blocks((ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), "sh")
+    script = (
+        f'{setup}COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hoptell_completion hoptell'
+        " && printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/nowhere"}
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", "hoptell", *words],
+        env=environ, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def bash_is_too_old() -> bool:
+    """As on macOS, whose bash is of 2007; click wants 4.4."""
+    try:
+        version = subprocess.run(
+            ["bash", "-c", 'echo "${BASH_VERSINFO[*]:0:2}"'],
+            capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except OSError:
+        return True
+    return tuple(map(int, version.stdout.split())) < (4, 4)
+
+
+@pytest.mark.skipif(bash_is_too_old(), reason="click's completion wants bash 4.4")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["se"], {"send"}),
+        (["ho"], {"hooks"}),  # not `hook`, which programs call
+        (["members", "re"], {"remove"}),
+        (["send", "--re"], {"--reply-to"}),
+        (["init", "--apply", "c"], {"claude", "codex", "cursor"}),
+        ([""], set(name for name in SHOWN if " " not in name)),
+    ],
+)
+def test_bash_completes_commands_and_options(words: list[str], expected: set[str]) -> None:
+    assert set(completions(*words)) == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_hoptell_prints_a_completion_script_for_each_shell(shell: str) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "hoptell"],
+        env={"PATH": os.environ["PATH"], "_HOPTELL_COMPLETE": f"{shell}_source"},
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert f"_HOPTELL_COMPLETE={shell}_complete" in done.stdout
+
+
 # docs/protocol.md ----------------------------------------------------------------------------
 
 CLIENT_FRAMES = typing.get_args(frames.ClientFrame)
