@@ -97,7 +97,7 @@ async def test_a_session_that_is_online_stays_so_and_is_named(computer: Computer
         alice = await relay.login("alice", host="laptop", wake="hook")
         findings = await asyncio.to_thread(to, computer, relay.url, name="alice")
         assert "online on laptop, woken by hook" in findings.all("name")[0]["message"]
-        assert (await alice.ask(type="list", id=1))["type"] == "peers"
+        assert await alice.ask(type="list", id=1) == {"type": "peers", "id": 1, "peers": []}
 
 
 def test_a_wrong_token_fails_at_the_login_and_says_where_it_came_from(
