@@ -33,6 +33,7 @@ class Departure:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._handle = os.open(path, flags, 0o600)
         os.ftruncate(self._handle, 1)
@@ -56,6 +57,11 @@ class Departure:
     def end(self) -> None:
         """The files have been settled, or the last byte could not be written."""
         self._state[0] = _HELD
+
+    def close(self) -> None:
+        """Remove the note, unless it is still needed; without this the next process does."""
+        if self._state[0] == _HELD:
+            self._path.unlink(missing_ok=True)
 
 
 def handed_over(path: Path) -> list[tuple[str, str]]:

@@ -112,6 +112,17 @@ def test_a_process_hands_over_one_batch_after_the_other(inbox: Inbox) -> None:
     assert inbox.waiting().count == 0
 
 
+def test_a_note_that_is_not_needed_any_more_goes_with_its_process(inbox: Inbox) -> None:
+    departure = inbox.departure()
+    departure.begin()
+    departure.close()
+    assert len(list((inbox.folder / "claimed").iterdir())) == 1
+    departure.end()
+    departure.close()
+    departure.close()
+    assert list((inbox.folder / "claimed").iterdir()) == []
+
+
 def test_a_note_that_makes_no_sense_touches_nothing(inbox: Inbox, tmp_path: Path) -> None:
     outside = tmp_path / "precious"
     outside.touch()

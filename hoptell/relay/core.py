@@ -27,7 +27,8 @@ comparison, and `tick` looks at the rest. A timer per message cost more than rou
 import heapq
 import re
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from hoptell.names import (
     roles_problem,
 )
 from hoptell.relay.model import (
+    NOTHING_QUEUED,
     Accepted,
     Acknowledge,
     Close,
@@ -101,9 +103,11 @@ class Relay:
         """What the shell is to perform next, in order."""
         self._rate = RateLimiter(rate or Rate())
         seed = id_seed.lower()
-        self._reference_prefix = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
-        self._delivery_prefix = f"{seed[18:32]}-"
-        self._last_id = 0
+        reference_start = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
+        self._references = _numbered(reference_start, digits=12)
+        self._delivery_ids = _numbered(f"{seed[18:32]}-", digits=4)
+        self._ties = count()
+        """Keeps `_deadlines` from comparing deliveries."""
         self._logins: dict[Connection, float] = {}
         """Connections without a hello yet, and when it is due."""
         self._connections: dict[Connection, None] = {}
@@ -189,22 +193,21 @@ class Relay:
         """Do what a logged-in client asks; what is turned down is answered with an `error`."""
         if connection.state != "open":
             return
-        match frame:
-            case frames.Got():
-                self._confirm(connection, frame, now)
-            case frames.Send():
-                try:
-                    self._send(connection, frame, now)
-                except Refused as refusal:
-                    self._log("refused", name=connection.name, reason=refusal.reason)
-                    error = frames.Error(str(refusal), frame.id)
-                    self.effects.append(Write(connection, error))
-            case frames.List():
-                peers = self._list(connection.name)
-                self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
-            case frames.Hello():
-                error = frames.Error("you are logged in already: one hello a connection")
+        if type(frame) is frames.Got:
+            self._confirm(connection, frame, now)
+        elif type(frame) is frames.Send:
+            try:
+                self._send(connection, frame, now)
+            except Refused as refusal:
+                self._log("refused", name=connection.name, reason=refusal.reason)
+                error = frames.Error(str(refusal), frame.id)
                 self.effects.append(Write(connection, error))
+        elif type(frame) is frames.List:
+            peers = self._list(connection.name)
+            self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
+        else:
+            error = frames.Error("you are logged in already: one hello a connection")
+            self.effects.append(Write(connection, error))
 
     def protocol_error(
         self,
@@ -274,7 +277,7 @@ class Relay:
         for connection, id in receipt.waiters:
             if connection.state == "open":
                 self.effects.append(Write(connection, frames.Error(sentence, id)))
-        receipt.waiters = []
+        receipt.waiters = ()
         for delivery in accepted.deliveries:
             self._withdraw_delivery(delivery, now)
         if accepted.key is not None:
@@ -285,10 +288,7 @@ class Relay:
         peer = delivery.peer
         connection = peer.connection
         if delivery.queued:
-            peer.queue.remove(delivery)
-            self._dequeued(delivery)
-            if not peer.queue and connection is None:
-                self._rest(peer, now)
+            self._remove(delivery, now)
         elif connection is not None and delivery.id in connection.in_flight:
             del connection.in_flight[delivery.id]
             self._drain(peer, now)
@@ -405,7 +405,6 @@ class Relay:
         unconfirmed = self._take_offline(peer, connection)
         for delivery in unconfirmed:
             self._settle(delivery.receipt, "queued")
-        self._drop_expired(peer, now)
         if not peer.queue:
             self._rest(peer, now)
 
@@ -441,9 +440,12 @@ class Relay:
             if known is not None and known.accepted_at > now - self.limits.key_lifetime:
                 self._repeat(connection, frame.id, known)
                 return
-        self._rate.take(name, now)
-        self._due(self._rate.due_at)
+        if self._rate.is_limited:
+            self._rate.take(name, now)
+            self._due(self._rate.due_at)
         _check_send(frame)
+        if frame.to not in self._peers and (problem := address_problem(frame.to)) is not None:
+            raise Refused(problem, reason="invalid")
         if frame.to[0] == "@":
             receipt = self._fan_out(connection, frame, now)
         else:
@@ -454,7 +456,7 @@ class Relay:
     def _repeat(self, connection: Connection, id: frames.FrameId, receipt: Receipt) -> None:
         self._log("repeated", name=connection.name, reference=receipt.reference)
         if receipt.state is None:
-            receipt.waiters.append((connection, id))
+            receipt.waiters += ((connection, id),)
         else:
             self.effects.append(Acknowledge(connection, receipt, id))
 
@@ -468,16 +470,17 @@ class Relay:
                 f"the relay knows no peer named {to}: `list` shows who is there", reason="unknown"
             )
         message = self._message(connection, frame, now)
-        direct = self._can_take(peer)
-        if not direct and (problem := self._queue_problem(peer, message.size)):
+        taker = self._taker(peer)
+        if taker is None and (problem := self._queue_problem(peer, message.size)):
             raise Refused(problem, reason="full")
-        receipt = Receipt(message.reference, now, message.expires, None, [(connection, frame.id)])
-        delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
-        self.effects.append(Accepted(message, [delivery], receipt, frame.key))
-        if direct:
+        receipt = Receipt(message.reference, now, message.expires, None, ((connection, frame.id),))
+        delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
+        self.effects.append(Accepted(message, (delivery,), receipt, frame.key))
+        if taker is not None:
+            if not self._awaiting:  # else an older one is due before it
+                self._due(now + self.limits.ack_wait)
             self._awaiting[receipt] = None
-            self._due(now + self.limits.ack_wait)
-            self._deliver(peer, delivery)
+            self._deliver(taker, delivery)
         else:
             self._enqueue(delivery)
             self._settle(receipt, "queued")
@@ -489,19 +492,19 @@ class Relay:
         if not peers:
             raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
         message = self._message(connection, frame, now)
-        receipt = Receipt(message.reference, now, message.expires, "fanout", [])
+        receipt = Receipt(message.reference, now, message.expires, "fanout", ())
         deliveries: list[Delivery] = []
         skipped: list[str] = []
         self.effects.append(Accepted(message, deliveries, receipt, frame.key))
         for peer in peers:
-            direct = self._can_take(peer)
-            if not direct and self._queue_problem(peer, message.size):
+            taker = self._taker(peer)
+            if taker is None and self._queue_problem(peer, message.size):
                 skipped.append(peer.name)
                 continue
-            delivery = Delivery(self._new_delivery_id(), message, peer, receipt)
+            delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
             deliveries.append(delivery)
-            if direct:
-                self._deliver(peer, delivery)
+            if taker is not None:
+                self._deliver(taker, delivery)
             else:
                 self._enqueue(delivery)
         receipt.count = len(deliveries)
@@ -514,9 +517,8 @@ class Relay:
         ts = int((now + self._epoch) * 1000)
         credential = connection.credential
         assert credential is not None
-        self._last_id += 1
         return Message(
-            reference=f"{self._reference_prefix}{self._last_id:012x}",
+            reference=next(self._references),
             sender=connection.name,
             member=credential.member,
             host=connection.host,
@@ -540,13 +542,12 @@ class Relay:
 
     # Queue and in flight -------------------------------------------------------------------
 
-    def _can_take(self, peer: Peer) -> bool:
+    def _taker(self, peer: Peer) -> Connection | None:
+        """The peer's connection, if one more delivery can go out on it at once."""
         connection = peer.connection
-        return (
-            connection is not None
-            and not peer.queue
-            and len(connection.in_flight) < self.limits.in_flight
-        )
+        if connection is None or peer.queue:
+            return None
+        return connection if len(connection.in_flight) < self.limits.in_flight else None
 
     def _queue_problem(self, peer: Peer, size: int) -> str | None:
         limits = self.limits
@@ -561,6 +562,8 @@ class Relay:
 
     def _enqueue(self, delivery: Delivery, *, front: bool = False) -> None:
         peer = delivery.peer
+        if peer.queue is NOTHING_QUEUED:
+            peer.queue = deque()
         delivery.queued = True
         if front:
             peer.queue.appendleft(delivery)
@@ -571,8 +574,7 @@ class Relay:
         self._idle.pop(peer, None)
         expires = delivery.message.expires
         if expires is not None:
-            self._last_id += 1
-            heapq.heappush(self._deadlines, (expires, self._last_id, delivery))
+            heapq.heappush(self._deadlines, (expires, next(self._ties), delivery))
             self._due(expires / 1000 - self._epoch)
 
     def _dequeued(self, delivery: Delivery) -> None:
@@ -580,9 +582,7 @@ class Relay:
         self._queued -= 1
         self._queued_bytes -= delivery.message.size
 
-    def _deliver(self, peer: Peer, delivery: Delivery) -> None:
-        connection = peer.connection
-        assert connection is not None
+    def _deliver(self, connection: Connection, delivery: Delivery) -> None:
         connection.in_flight[delivery.id] = delivery
         self.effects.append(Deliver(connection, delivery))
 
@@ -598,7 +598,7 @@ class Relay:
             if _is_expired(delivery, wall):
                 self._expired(delivery)
             else:
-                self._deliver(peer, delivery)
+                self._deliver(connection, delivery)
 
     def _confirm(self, connection: Connection, frame: frames.Got, now: float) -> None:
         delivery = connection.in_flight.pop(frame.id, None)
@@ -618,7 +618,7 @@ class Relay:
         for connection, id in receipt.waiters:
             if connection.state == "open":
                 self.effects.append(Acknowledge(connection, receipt, id))
-        receipt.waiters = []
+        receipt.waiters = ()
 
     # What is due ---------------------------------------------------------------------------
 
@@ -651,22 +651,19 @@ class Relay:
         while deadlines and (deadlines[0][0] <= wall or not deadlines[0][2].queued):
             delivery = heapq.heappop(deadlines)[2]
             if delivery.queued:
-                self._drop_expired(delivery.peer, now)
+                self._remove(delivery, now)
+                self._expired(delivery)
         if len(deadlines) > 2 * self._queued + 64:  # mostly stale: those sent since
             self._deadlines = deadlines = [entry for entry in deadlines if entry[2].queued]
             heapq.heapify(deadlines)
         if deadlines:
             self._due(deadlines[0][0] / 1000 - self._epoch)
 
-    def _drop_expired(self, peer: Peer, now: float) -> None:
-        wall = self._wall(now)
-        expired = [delivery for delivery in peer.queue if _is_expired(delivery, wall)]
-        if not expired:
-            return
-        peer.queue = deque(delivery for delivery in peer.queue if not _is_expired(delivery, wall))
-        for delivery in expired:
-            self._dequeued(delivery)
-            self._expired(delivery)
+    def _remove(self, delivery: Delivery, now: float) -> None:
+        """Take a delivery out of the queue that it waits in."""
+        peer = delivery.peer
+        peer.queue.remove(delivery)
+        self._dequeued(delivery)
         if not peer.queue and peer.connection is None:
             self._rest(peer, now)
 
@@ -726,9 +723,19 @@ class Relay:
         self._settle(delivery.receipt, "unconfirmed")
         self.effects.append(Expired(delivery))
 
-    def _new_delivery_id(self) -> str:
-        self._last_id += 1
-        return f"{self._delivery_prefix}{self._last_id:x}"
+
+_LAST_DIGITS = [f"{number:03x}" for number in range(0x1000)]
+
+
+def _numbered(start: str, *, digits: int) -> Iterator[str]:
+    """Endless ids: `start` and a number in so many hexadecimal digits, or more.
+
+    Its last digits come from a table: formatting the number took three times as long.
+    """
+    for number in count():
+        start_of_many = f"{start}{number:0{digits - 3}x}"
+        for last_digits in _LAST_DIGITS:
+            yield start_of_many + last_digits
 
 
 def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
@@ -754,7 +761,7 @@ def _is_expired(delivery: Delivery, wall: float) -> bool:
 
 
 def _check_send(frame: frames.Send) -> None:
-    """Check what can be told from the frame alone.
+    """Check what can be told from the frame alone, but for the address.
 
     Raises:
         Refused: with what would be right.
@@ -774,8 +781,6 @@ def _check_send(frame: frames.Send) -> None:
         problem = f"a key is 1 to {frames.MAX_KEY_LENGTH} printable characters"
     elif frame.reply_to is not None and not _is_reference(frame.reply_to):
         problem = "reply_to is a message reference (a UUID): copy it from the message"
-    else:
-        problem = address_problem(frame.to)
     if problem is not None:
         raise Refused(problem, reason="invalid")
 

@@ -58,22 +58,30 @@ class EventLog:
         """Note an event; its line leaves with the next `flush`. Fields of None are left out."""
         self._lines.append((_json_line if self._is_json else _text_line)(event, fields))
 
-    def plain(self, event: str, **fields: type[str] | type[int]) -> Callable[..., None]:
-        """A function that notes this event, for what comes with every message.
+    # What comes with every message has methods of its own: they take a sixth of `add`'s time.
+    # There is nothing to escape in names, addresses and references.
 
-        It takes the fields' values in this order: only numbers, names, addresses and
-        references, in which there is nothing to escape. It takes a quarter of `add`'s time.
-        """
+    def accepted(self, sender: str, to: str, size: int, copies: int, reference: str) -> None:
+        """Note that a message was taken."""
         if self._is_json:
-            marks = (f'"{name}":' + ("%d" if of is int else '"%s"') for name, of in fields.items())
-            template = f'"event":"{event}",{",".join(marks)}}}'
+            line = (
+                f'"event":"accepted","sender":"{sender}","to":"{to}","size":{size},'
+                f'"copies":{copies},"reference":"{reference}"}}'
+            )
         else:
-            template = " ".join((event, *(f"{name}=%s" for name in fields)))
+            line = (
+                f"accepted sender={sender} to={to} size={size} copies={copies}"
+                f" reference={reference}"
+            )
+        self._lines.append(line)
 
-        def note(*values: str | int) -> None:
-            self._lines.append(template % values)
-
-        return note
+    def confirmed(self, to: str, reference: str) -> None:
+        """Note that a delivery was confirmed."""
+        if self._is_json:
+            line = f'"event":"confirmed","to":"{to}","reference":"{reference}"}}'
+        else:
+            line = f"confirmed to={to} reference={reference}"
+        self._lines.append(line)
 
     def note(self, event: str, sentence: str, **fields: Any) -> None:
         """Note something that people read, in a sentence, and flush."""
@@ -84,10 +92,10 @@ class EventLog:
         self._lines.append(line)
         self.flush()
 
-    def flush(self) -> None:
-        """Write the lines of all events since the last time."""
+    def flush(self, *, at_least: int = 1) -> None:
+        """Write the lines of all events since the last time, if there are so many."""
         lines = self._lines
-        if lines:
+        if len(lines) >= at_least:
             self._lines = []
             start = f'{{"time":"{self._time()}",' if self._is_json else f"{self._time()} "
             text = start + f"\n{start}".join(lines) + "\n"

@@ -11,6 +11,7 @@ class RateLimiter:
     """Sends per peer name in a sliding window, over all of the name's connections."""
 
     def __init__(self, rate: Rate) -> None:
+        self.is_limited = rate.sends > 0
         self._sends = rate.sends
         self._seconds = rate.seconds
         self._attempts: dict[str, deque[float]] = {}

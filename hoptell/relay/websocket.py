@@ -286,6 +286,7 @@ class WebSocket(asyncio.Protocol):
         """Take whole frames from the start of `data`; return how many bytes they were."""
         start = 0
         size = len(data)
+        received = self._owner.received
         for _ in range(FRAMES_A_TURN):
             left = size - start
             if left < 6:
@@ -311,8 +312,7 @@ class WebSocket(asyncio.Protocol):
                 self._needed = end - start
                 return start
             if data[start] == _WHOLE_TEXT and self._fragments is None:
-                payload = apply_mask(data[begin:end], data[begin - 4 : begin])
-                self._owner.received(self, payload, False)
+                received(self, apply_mask(data[begin:end], data[begin - 4 : begin]), False)
             else:
                 self._pass_on(data[start:end])
             start = end
@@ -400,6 +400,10 @@ class WebSocket(asyncio.Protocol):
             else:
                 self._finish_writing()
         if library.state is OPEN:
+            # The one that shook hands keeps the request and all its headers: 2 KB.
+            self._library = ServerProtocol(
+                state=OPEN, max_size=self.max_size, logger=_library_logger
+            )
             self._is_open = True
             self._read_buffer()
         elif writes:

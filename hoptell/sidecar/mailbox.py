@@ -70,6 +70,11 @@ class Mailbox:
         if self._inbox.waiting().count:
             self._come("left by an earlier session")
 
+    def close(self) -> None:
+        """Nothing more is handed over."""
+        if self._departure is not None:
+            self._departure.close()
+
     async def store(self, message: Message) -> None:
         """Keep a delivery; when this returns it may be confirmed.
 

@@ -148,6 +148,7 @@ class Session:
         await asyncio.wait(tasks, timeout=LEAVE_TIMEOUT)
         await self._wire.flush(FLUSH_TIMEOUT)
         self._wire.abandon()
+        self._mailbox.close()
         for task in tasks:
             if task.done() and not task.cancelled() and (bug := task.exception()):
                 logger.error("the sidecar ended by a bug", exc_info=bug)
@@ -175,10 +176,11 @@ async def _reason_to_end(parent: int) -> None:
         nonlocal signalled
         signalled = True
         _exit_soon()
-        loop.call_soon_threadsafe(news.set)
 
     for number in END_SIGNALS:
-        # Not the loop's own way: that one would wait for a loop that hangs.
+        # The loop's own handler wakes the loop, whichever thread the signal hits; ours runs
+        # even when the loop hangs.
+        loop.add_signal_handler(number, news.set)
         signal.signal(number, end)
     interval = None if _tells_death(parent, news) else PARENT_INTERVAL
     # Looked at after the watch began: the parent may have gone, and its pid to another, before.

@@ -56,7 +56,8 @@ class Handover(Protocol):
     """Something that an answer takes along.
 
     The writer's thread calls `prepare`, `leave`, then `done` or `stay`, in this order, for one
-    answer at a time. The event loop calls `undo` unless `done` was, and may call `recall` then.
+    answer at a time. The event loop calls `undo`, after which nothing more comes but perhaps
+    the end of a `prepare`; or, after `done`, perhaps `recall`.
     """
 
     def prepare(self) -> None:
@@ -83,7 +84,7 @@ class Receipt:
 
     def __init__(self) -> None:
         self._handover: Handover | None = None
-        self._state: Literal["open", "unwanted", "left", "lost"] = "open"
+        self._state: Literal["open", "leaving", "unwanted", "left", "lost"] = "open"
         self._lock = threading.Lock()
 
     def carry(self, handover: Handover) -> None:
@@ -97,20 +98,23 @@ class Receipt:
 
     def prepare(self) -> None:
         """All but the newline has been written."""
-        self._tell("prepare")
+        if self._state == "open":
+            self._tell("prepare")
 
     def leave(self) -> None:
         """The newline is written next."""
-        if self._handover is not None:
-            self._handover.leave()
+        with self._lock:
+            if self._state == "open" and self._handover is not None:
+                self._state = "leaving"
+                self._handover.leave()
 
     def left(self, *, written: bool) -> None:
         """The newline has been written, or cannot be."""
         with self._lock:
-            if written and self._state == "open":
+            if self._state == "leaving" and written:
                 self._state = "left"
                 self._tell("done")
-            else:
+            elif self._state in ("leaving", "unwanted"):
                 self._tell("stay")
 
     # On the event loop
@@ -126,7 +130,10 @@ class Receipt:
         """The client had given up when the answer was on its way, or just before."""
         with self._lock:
             if self._state == "open":
-                self._state = "unwanted"  # until the writer is through with it
+                self._state = "lost"
+                self._tell("undo")
+            elif self._state == "leaving":
+                self._state = "unwanted"  # `lost` follows as soon as the writer is through
             elif self._state == "left":
                 self._state = "lost"
                 self._tell("recall")
@@ -340,7 +347,7 @@ class Wire:
 
     def _after_writing(self, item: "_Outgoing", written: bool) -> None:
         if item.receipt is not None:
-            item.receipt.lost()  # unless it left
+            item.receipt.lost()  # unless it has left
         if item.left.done():
             return
         if written:

@@ -55,10 +55,13 @@ def test_json_lines_have_the_same_fields() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_plain_event_looks_like_any_other(log_format: LogFormat) -> None:
+def test_the_events_of_messages_look_like_any_other(log_format: LogFormat) -> None:
     fast, slow = Lines(log_format), Lines(log_format)
-    fast.log.plain("accepted", sender=str, size=int)("alice", 5)
-    slow.log.add("accepted", {"sender": "alice", "size": 5})
+    message = {"sender": "alice", "to": "@all", "size": 5, "copies": 2, "reference": "a-b"}
+    fast.log.accepted(**message)
+    slow.log.add("accepted", message)
+    fast.log.confirmed(to="bob", reference="a-b")
+    slow.log.add("confirmed", {"to": "bob", "reference": "a-b"})
     assert fast.all() == slow.all()
 
 

@@ -86,6 +86,12 @@ class Session:
         assert result.is_error
         return text_of(result.model_dump())
 
+    def take_along(self) -> None:
+        """The last answer has left."""
+        self.receipt.prepare()
+        self.receipt.leave()
+        self.receipt.left(written=True)
+
     async def report_progress(
         self, progress: float, total: float | None, message: str | None
     ) -> None:
@@ -290,7 +296,7 @@ async def test_reading_returns_what_waits_and_takes_it_along(session: Session) -
     await session.mailbox.store(message("1", "one"))
     await session.mailbox.store(message("2", "two"))
     assert texts_in(await session.call("read_inbox")) == ["one", "two"]
-    session.receipt.left(written=True)
+    session.take_along()
     assert await session.call("read_inbox") == "No messages wait for you."
 
 
@@ -369,7 +375,7 @@ async def test_asking_returns_the_answer_to_this_question(session: Session) -> N
     session.relay.on_sent = answers(session, delay=0.02)
     await session.mailbox.store(message("1", "another matter"))
     assert texts_in(await session.call("ask_peer", **SEND)) == ["yes"]
-    session.receipt.left(written=True)
+    session.take_along()
     assert texts_in(await session.call("read_inbox")) == ["another matter"]
 
 

@@ -20,6 +20,7 @@ from support.inbox import message
 from support.relay import TOKEN, RunningRelay, running_relay
 from support.sidecar import COMMAND, RawSidecar, raw_sidecar, text_of, texts_in, within
 
+from hoptell import processes
 from hoptell.inbox import Inbox
 
 START_TIMEOUT = 5.0
@@ -435,7 +436,7 @@ async def started(sidecar: RawSidecar, relay: RunningRelay) -> None:
 
 
 async def test_it_ends_when_the_client_closes_its_end(
-    relay: RunningRelay, alice: dict[str, str]
+    relay: RunningRelay, alice: dict[str, str], tmp_path: Path
 ) -> None:
     async with raw_sidecar(alice) as sidecar:
         await started(sidecar, relay)
@@ -443,6 +444,8 @@ async def test_it_ends_when_the_client_closes_its_end(
             await sidecar.close_stdin()
             assert await sidecar.wait() == 0
         await online(relay, "alice", False)
+    folder = tmp_path / ".hoptell" / "inbox" / "alice"
+    assert [file for file in folder.rglob("*") if file.is_file()] == [], "nothing was left behind"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -466,10 +469,12 @@ async def test_it_ends_when_its_parent_is_gone_even_if_somebody_holds_its_pipes(
     script = f"exec 3<&0; {' '.join(COMMAND)} <&3 & echo $! > {pid_file}; wait"
     async with raw_sidecar(alice, "sh", "-c", script) as sidecar:
         await started(sidecar, relay)
-        child = psutil.Process(int(pid_file.read_text()))
+        child = processes.of(int(pid_file.read_text()))
+        assert child is not None and processes.is_alive(child)
         with within(2):
             os.kill(sidecar.pid, signal.SIGKILL)
-            await asyncio.to_thread(child.wait, 5)
+            while processes.is_alive(child):
+                await asyncio.sleep(0.01)
         await online(relay, "alice", False)
 
 

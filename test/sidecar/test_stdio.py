@@ -348,7 +348,7 @@ async def test_a_cancellation_long_after_the_answer_changes_nothing(
     assert parcel.told == WRITTEN
 
 
-async def test_a_cancellation_while_the_answer_is_being_written_keeps_what_it_took_along(
+async def test_a_cancellation_while_the_answer_is_being_written_gives_back_at_once(
     client: Client, parcel: Parcel
 ) -> None:
     (await client.request(1)).carry(parcel)
@@ -356,9 +356,21 @@ async def test_a_cancellation_while_the_answer_is_being_written_keeps_what_it_to
     seen = await client.read()
     client.put({"method": "notifications/cancelled", "params": {"requestId": 1}})
     await client.wire.receive()
+    assert parcel.told == ["undo"]
     while not seen.endswith(b"\n"):
         seen += await client.read()
     await answering
+    assert parcel.told == ["undo"]
+
+
+async def test_a_cancellation_in_the_last_instant_gives_back_when_the_newline_is_out() -> None:
+    receipt, parcel = Receipt(), Parcel()
+    receipt.carry(parcel)
+    receipt.prepare()
+    receipt.leave()
+    receipt.unwanted()
+    receipt.left(written=True)
+    receipt.lost()
     assert parcel.told == ["prepare", "leave", "stay", "undo"]
 
 

@@ -133,6 +133,7 @@ class RunningRelay:
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
         """The log so far, or one kind of event of it."""
+        self.server._log.flush()  # a relay writes it some times a second only
         lines = [json.loads(line) for line in b"".join(self._output).splitlines()]
         return [line for line in lines if event in (None, line["event"])]
 

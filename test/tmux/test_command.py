@@ -215,7 +215,7 @@ async def test_an_agent_that_fails_is_reported_with_its_last_words(site: Site) -
     command = [sys.executable, "-m", "hoptell", "tmux", "bob", "--", "sh", "-c", script]
     terminal = Terminal(site.environ, command)
     try:
-        assert await asyncio.to_thread(terminal.exit_code) == 1
+        assert await asyncio.to_thread(terminal.exit_code) == 1, terminal.output()
         assert "no such model" in terminal.output()
         assert "hoptell: sh ended with exit status 7" in terminal.output()
     finally:
