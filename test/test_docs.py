@@ -20,13 +20,26 @@ import pytest
 from click.testing import CliRunner
 
 from hoptell import cli, frames, names
+from hoptell.cli.init import AGENTS
 from hoptell.relay.model import Limits
 from hoptell.settings import WAKE_MODES, PeerSettings, Rate, RelaySettings
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-DOCS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+DOCS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+    ROOT / "bench" / "README.md",
+    ROOT / "test" / "clients" / "README.md",
+]
+
+
+def document(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
 QUICK_START = "## Two minutes: two shells"
 FROM_ENVIRONMENT_ONLY = {"HOPTELL_ENV", "HOPTELL_DEBUG"}
 
@@ -167,10 +180,13 @@ def test_the_readme_explains_every_variable_and_no_other() -> None:
     )
 
 
-@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCS, ids=document)
 def test_no_document_names_a_variable_that_does_not_exist(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    named = set(re.findall(r"\bHOPTELL_[A-Z_]+\b", text)) - {"_HOPTELL_COMPLETE"}
+    named = set(re.findall(r"\bHOPTELL_[A-Z_]+\b", text)) - {
+        "_HOPTELL_COMPLETE",
+        "HOPTELL_CLIENTS_LAB",
+    }
     assert named <= known_variables()
 
 
@@ -180,7 +196,7 @@ def test_the_code_reads_no_variable_that_is_not_explained() -> None:
         assert named <= known_variables(), file
 
 
-@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCS, ids=document)
 def test_every_command_line_in_a_document_is_one(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
@@ -193,13 +209,13 @@ def test_every_command_line_in_a_document_is_one(file: Path) -> None:
                 assert f"{name} {sub}" in COMMANDS, line
 
 
-@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCS, ids=document)
 def test_every_link_within_the_project_leads_somewhere(file: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
         assert re.match(r"https?://", target) or (file.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("file", DOCS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", DOCS, ids=document)
 def test_every_json_in_a_document_can_be_read(file: Path) -> None:
     for block in code_blocks(file.read_text(encoding="utf-8"), "json"):
         json.loads(block)
@@ -208,6 +224,24 @@ def test_every_json_in_a_document_can_be_read(file: Path) -> None:
 def test_the_readme_names_only_wake_modes_that_there_are() -> None:
     rows = table(section(README, "### How an agent hears of a message"))
     assert {row[0].strip("`") for row in rows} <= set(WAKE_MODES)
+
+
+def test_the_readme_has_every_agent_that_init_registers() -> None:
+    rows = [row for row in table(section(README, "## Your agents")) if len(row) == 4]
+    assert [row[1].strip("`") for row in rows if row[1]] == list(AGENTS)
+
+
+def test_the_readme_shows_the_recording_before_anything_to_do() -> None:
+    assert README.index("](docs/two-agents.svg)") < README.index("**Start it.**")
+    assert "scripted" in README.partition("**Start it.**")[0]
+
+
+def test_what_security_claims_is_shown_by_tests_that_are_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = table(section(text, "## What hoptell protects against"))
+    assert len(rows) > 5
+    for row in rows:
+        assert re.search(r"\]\(test/", row[2]), row[0]
 
 
 def test_the_readmes_numbers_are_the_codes() -> None:
