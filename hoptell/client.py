@@ -629,9 +629,6 @@ def check_name(name: str) -> str:
     return f"{name[: MAX_NAME_LENGTH - 2]}-check"[:MAX_NAME_LENGTH]
 
 
-_check_name = check_name
-
-
 def text_too_long(length: int) -> str:
     """The sentence for a text over the limit."""
     return (

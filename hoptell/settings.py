@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from dotenv.parser import Binding, parse_stream
 
 from hoptell.errors import ConfigurationError
 from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
@@ -244,6 +245,8 @@ def read_settings_file(file: Path) -> dict[str, str]:
         ConfigurationError: it cannot be read, or a line is not `NAME=value`; the sentence
             names the line but never quotes it.
     """
+    from dotenv.parser import parse_stream  # 4 ms that who has no such file need not wait
+
     values: dict[str, str] = {}
     try:
         with file.open(encoding="utf-8") as stream:
@@ -322,7 +325,7 @@ _QUOTED_VALUE = re.compile(
 _DOUBLE_QUOTE_ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": "\n"}
 
 
-def _exact_value(binding: Binding) -> str:
+def _exact_value(binding: "Binding") -> str:
     # python-dotenv decodes escapes within single quotes too, and more of them within double
     # quotes (a Windows path "C:\temp" would get a tab): SPEC.md has only \" \\ and \n.
     match = _QUOTED_VALUE.match(binding.original.string)
@@ -338,13 +341,13 @@ def _exact_value(binding: Binding) -> str:
     )
 
 
-def _has_no_value(binding: Binding) -> bool:
+def _has_no_value(binding: "Binding") -> bool:
     # `export NAME` by itself is fine for a shell that reads the same file.
     bare = binding.key is not None and binding.value is None
     return bare and not binding.original.string.lstrip().startswith("export ")
 
 
-def _line_of(binding: Binding) -> int:
+def _line_of(binding: "Binding") -> int:
     # A binding starts with the empty lines above it.
     text = binding.original.string
     blank = text[: len(text) - len(text.lstrip())]

@@ -753,13 +753,13 @@ def test_the_name_of_a_check_is_valid_and_belongs_to_the_same_member(length: int
     from hoptell.names import is_name, owns
 
     name = "a" * length
-    check = client_module._check_name(name)
+    check = client_module.check_name(name)
     assert is_name(check)
     assert check != name
     assert length > 62 or owns(name, check)
     member = "a" * min(length, 30)
     long_name = f"{member}-{'b' * 64}"[:64]
-    assert owns(member, client_module._check_name(long_name))
+    assert owns(member, client_module.check_name(long_name))
 
 
 # Words ------------------------------------------------------------------------------------

@@ -288,10 +288,7 @@ class Relay:
         peer = delivery.peer
         connection = peer.connection
         if delivery.queued:
-            peer.queue.remove(delivery)
-            self._dequeued(delivery)
-            if not peer.queue and connection is None:
-                self._rest(peer, now)
+            self._remove(delivery, now)
         elif connection is not None and delivery.id in connection.in_flight:
             del connection.in_flight[delivery.id]
             self._drain(peer, now)
@@ -408,7 +405,6 @@ class Relay:
         unconfirmed = self._take_offline(peer, connection)
         for delivery in unconfirmed:
             self._settle(delivery.receipt, "queued")
-        self._drop_expired(peer, now)
         if not peer.queue:
             self._rest(peer, now)
 
@@ -655,22 +651,19 @@ class Relay:
         while deadlines and (deadlines[0][0] <= wall or not deadlines[0][2].queued):
             delivery = heapq.heappop(deadlines)[2]
             if delivery.queued:
-                self._drop_expired(delivery.peer, now)
+                self._remove(delivery, now)
+                self._expired(delivery)
         if len(deadlines) > 2 * self._queued + 64:  # mostly stale: those sent since
             self._deadlines = deadlines = [entry for entry in deadlines if entry[2].queued]
             heapq.heapify(deadlines)
         if deadlines:
             self._due(deadlines[0][0] / 1000 - self._epoch)
 
-    def _drop_expired(self, peer: Peer, now: float) -> None:
-        wall = self._wall(now)
-        expired = [delivery for delivery in peer.queue if _is_expired(delivery, wall)]
-        if not expired:
-            return
-        peer.queue = deque(delivery for delivery in peer.queue if not _is_expired(delivery, wall))
-        for delivery in expired:
-            self._dequeued(delivery)
-            self._expired(delivery)
+    def _remove(self, delivery: Delivery, now: float) -> None:
+        """Take a delivery out of the queue that it waits in."""
+        peer = delivery.peer
+        peer.queue.remove(delivery)
+        self._dequeued(delivery)
         if not peer.queue and peer.connection is None:
             self._rest(peer, now)
 

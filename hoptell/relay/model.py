@@ -69,6 +69,9 @@ class Message(msgspec.Struct, eq=False, gc=False):
     expires: int | None
     """Unix ms."""
     no_reply: bool
+    row: int = 0
+    """The journal's: its number there, and how many of its copies are not confirmed."""
+    copies: int = 0
 
 
 class Receipt(msgspec.Struct, eq=False, gc=False):
@@ -104,6 +107,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     queued: bool = False
     sent: bool = False
     """The shell's: it went out before, on a connection that was lost."""
+    row: int = 0
+    """The journal's: its number there."""
 
     def frame(self) -> frames.Message:
         """The wire frame of this delivery."""

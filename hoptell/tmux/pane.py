@@ -186,7 +186,7 @@ class Pane:
 
     def last_words(self, rows: int = 8) -> list[str]:
         """What stands in its last rows that are not empty."""
-        lines = self.tmux.cmd("capture-pane", "-p", "-t", self.id).stdout
+        lines = self.tmux.cmd("capture-pane", "-p", "-S", "-20", "-t", self.id).stdout
         return [line for line in lines if line.strip()][-rows:]
 
     def alive(self) -> bool:

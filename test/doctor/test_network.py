@@ -5,6 +5,8 @@ import contextlib
 import email.utils
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -95,7 +97,7 @@ async def test_a_session_that_is_online_stays_so_and_is_named(computer: Computer
         alice = await relay.login("alice", host="laptop", wake="hook")
         findings = await asyncio.to_thread(to, computer, relay.url, name="alice")
         assert "online on laptop, woken by hook" in findings.all("name")[0]["message"]
-        assert (await alice.ask(type="list", id=1))["type"] == "peers"
+        assert await alice.ask(type="list", id=1) == {"type": "peers", "id": 1, "peers": []}
 
 
 def test_a_wrong_token_fails_at_the_login_and_says_where_it_came_from(
@@ -151,6 +153,25 @@ def test_a_name_server_that_does_not_answer_ends_in_a_line(
         over.set()
     assert findings.failed == {"dns"} and time.monotonic() - began_at < 10
     skipped_after(findings, "dns")
+
+
+HANGING = """
+import socket, time
+from hoptell.doctor import network
+network.LINK_TIMEOUT = 0.2
+socket.getaddrinfo = lambda *_, **__: time.sleep(60)
+import hoptell.cli
+hoptell.cli.main()
+"""
+
+
+def test_a_process_ends_although_the_name_server_never_answers(computer: Computer) -> None:
+    environ = computer.environ | {"HOPTELL_RELAY": "ws://relay.example", "HOPTELL_TOKEN": TOKEN}
+    command = [sys.executable, "-c", HANGING, "doctor"]
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "FAIL  dns: ws://relay.example did not answer within 0.2 s" in done.stdout
 
 
 def test_what_does_not_answer_at_all_fails_at_health_in_time(

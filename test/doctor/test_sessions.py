@@ -102,7 +102,7 @@ async def test_what_arrived_after_the_announcement_is_not_counted_as_announced(
     presence = session(home, "alice")
     await announce(presence)
     store(home, "alice", age=-60)
-    monkeypatch.setattr(sessions, "UNREAD_TIMEOUT", 0)
+    monkeypatch.setattr(sessions, "UNREAD_TIMEOUT", -1000)
     findings = await asyncio.to_thread(look, computer)
     assert findings.about("inbox", "alice")["status"] == "info"
     presence.close()

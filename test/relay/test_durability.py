@@ -15,7 +15,7 @@ import pytest
 from support.relay import PATIENCE, login, relay_process, running_relay
 
 from hoptell.relay import journal as module
-from hoptell.relay.journal import Store
+from hoptell.relay.store import Batch, Store
 
 
 class Disk:
@@ -30,7 +30,7 @@ class Disk:
         self.reached = asyncio.Event()
         commit = Store.commit
 
-        def slow_commit(store: Store, batch: module.Batch) -> None:
+        def slow_commit(store: Store, batch: Batch) -> None:
             if not self._free.is_set():
                 self._loop.call_soon_threadsafe(self.reached.set)
                 asyncio.run_coroutine_threadsafe(self._free.wait(), self._loop).result(PATIENCE)

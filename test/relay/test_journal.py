@@ -17,8 +17,10 @@ from support.core import EPOCH, Driver, delivered, texts, written
 from hoptell import frames
 from hoptell.errors import ConfigurationError
 from hoptell.relay import journal as module
-from hoptell.relay.journal import SCHEMA_VERSION, NullJournal, SqliteJournal, Store
+from hoptell.relay import store
+from hoptell.relay.journal import NullJournal, SqliteJournal
 from hoptell.relay.model import Accepted, Confirmed, Expired, Forgotten, Known
+from hoptell.relay.store import SCHEMA_VERSION, Batch, Store, lock_file
 
 RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten)
 
@@ -33,7 +35,7 @@ class Relay:
         self.recorded = 0
 
     def commit(self) -> None:
-        batch = module.Batch()
+        batch = Batch()
         for record in self.driver.records[self.recorded :]:
             match record:
                 case Accepted():
@@ -167,6 +169,46 @@ def test_confirmed_and_expired_deliveries_and_forgotten_peers_leave_the_file(fil
     relay.end()
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 65, 512, 513, 1300])
+def test_a_batch_of_any_size_is_written_and_forgotten_whole(file, count):
+    relay = Relay(file, queued_per_peer=2000, in_flight=2000)
+    driver = relay.driver
+    alice, bob = driver.login("alice"), driver.login("bob")
+    sent = [delivered(driver.send(bob, "alice", f"text {n}"))[0] for n in range(count)]
+    relay.commit()
+    assert rows(file, "SELECT text FROM messages ORDER BY id") == [(m.text,) for m in sent]
+    assert rows(file, "SELECT id FROM deliveries ORDER BY seq") == [(m.id,) for m in sent]
+    for message in sent[1:]:
+        driver.got(alice, message.id)
+    relay.commit()
+    assert rows(file, "SELECT text FROM messages") == [("text 0",)]
+    driver.got(alice, sent[0].id)
+    relay.commit()
+    assert rows(file, "SELECT count(*) FROM messages") == [(0,)]
+    relay.end()
+
+
+def test_a_message_stays_until_its_last_copy_is_confirmed_over_restarts(file):
+    relay = Relay(file)
+    names = ("alice", "carol", "dave")
+    peers = {name: relay.driver.login(name) for name in names}
+    bob = relay.driver.login("bob")
+    relay.driver.send(bob, "@all")
+    relay.commit()
+    relay.driver.got(peers["alice"], next(iter(peers["alice"].in_flight)))
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    for name in ("carol", "dave"):
+        assert rows(file, "SELECT count(*) FROM messages") == [(1,)]
+        peer = relay.driver.login(name)
+        relay.driver.got(peer, next(iter(peer.in_flight)))
+        relay.commit()
+    assert rows(file, "SELECT count(*) FROM messages") == [(0,)]
+    relay.end()
+
+
 def test_the_file_does_not_grow_with_traffic(file):
     relay = Relay(file)
     driver = relay.driver
@@ -206,10 +248,10 @@ def test_old_keys_leave_the_file(file, monkeypatch):
     relay.driver.send(bob, "alice", key="old")
     relay.commit()
     sent_at = relay.driver.now + EPOCH
-    monkeypatch.setattr(module.time, "time", lambda: sent_at + 599)
+    monkeypatch.setattr(store.time, "time", lambda: sent_at + 599)
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == [("old",)]
-    monkeypatch.setattr(module.time, "time", lambda: sent_at + 601)
+    monkeypatch.setattr(store.time, "time", lambda: sent_at + 601)
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == []
     relay.end()
@@ -223,7 +265,7 @@ def test_the_files_are_only_for_their_owner_and_a_loose_mode_is_tightened(file):
     relay = Relay(file)
     relay.driver.login("alice")
     relay.commit()
-    lock = module.lock_file(file)
+    lock = lock_file(file)
     for made in file.parent.iterdir():
         assert stat.S_IMODE(made.stat().st_mode) == 0o600, made
     assert {made.name for made in file.parent.iterdir()} >= {"journal", "journal-wal"}
@@ -233,16 +275,16 @@ def test_the_files_are_only_for_their_owner_and_a_loose_mode_is_tightened(file):
 
 def test_a_second_relay_on_the_file_is_told_the_first_ones_pid(file):
     program = (
-        "import pathlib, sys, hoptell.relay.journal as j;"
+        "import pathlib, sys, hoptell.relay.store as j;"
         "lock = j.lock_file(pathlib.Path(sys.argv[1])); print('locked', flush=True); input()"
     )
     command = [sys.executable, "-c", program, str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout.readline() == b"locked\n"
         with pytest.raises(ConfigurationError, match=f"pid {first.pid} "):
-            module.lock_file(file)
+            lock_file(file)
         first.kill()
-    os.close(module.lock_file(file))  # a relay that was killed does not hold it
+    os.close(lock_file(file))  # a relay that was killed does not hold it
 
 
 def refused(file: Path) -> str:
@@ -344,7 +386,7 @@ def test_a_folder_that_is_not_there_is_explained(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         Store(tmp_path / "nowhere" / "journal", key_lifetime=600)
     with pytest.raises(ConfigurationError, match="No such file"):
-        module.lock_file(tmp_path / "nowhere" / "journal")
+        lock_file(tmp_path / "nowhere" / "journal")
 
 
 def test_a_file_that_cannot_be_written_is_explained_at_the_start(file, monkeypatch):
@@ -354,7 +396,7 @@ def test_a_file_that_cannot_be_written_is_explained_at_the_start(file, monkeypat
     def read_only(database: object, **options: object) -> sqlite3.Connection:
         return connect(f"file:{file}?mode=ro&immutable=1", **{**options, "uri": True})
 
-    monkeypatch.setattr(module.sqlite3, "connect", read_only)
+    monkeypatch.setattr(store.sqlite3, "connect", read_only)
     assert "readonly" in refused(file)
 
 
@@ -400,11 +442,11 @@ async def test_what_arrives_during_a_commit_becomes_one_next_commit(file, monkey
     loop = asyncio.get_running_loop()
     commit = Store.commit
 
-    def spy(store: Store, batch: module.Batch) -> None:
+    def spy(made: Store, batch: Batch) -> None:
         sizes.append(len(batch.accepted))
         if len(sizes) == 1:
             asyncio.run_coroutine_threadsafe(slow.wait(), loop).result(10)
-        commit(store, batch)
+        commit(made, batch)
 
     monkeypatch.setattr(Store, "commit", spy)
     messages = accepted_messages(30)
@@ -423,10 +465,10 @@ async def test_the_event_loop_runs_while_a_commit_takes_its_time(file, monkeypat
     turned = asyncio.Event()
     commit = Store.commit
 
-    def slow(store: Store, batch: module.Batch) -> None:
+    def slow(made: Store, batch: Batch) -> None:
         # Ends only once the loop has turned: if it could not, this would time out.
         asyncio.run_coroutine_threadsafe(turned.wait(), loop).result(5)
-        commit(store, batch)
+        commit(made, batch)
 
     monkeypatch.setattr(Store, "commit", slow)
     async with journal(file) as (made, told):
@@ -442,11 +484,11 @@ def full_disk(file: Path, monkeypatch) -> Callable[[bool], None]:
     state = {"full": False}
     commit = Store.commit
 
-    def limited(store: Store, batch: module.Batch) -> None:
-        execute = store._database.execute
+    def limited(made: Store, batch: Batch) -> None:
+        execute = made._database.execute
         (pages,) = execute("PRAGMA page_count").fetchone()
         execute(f"PRAGMA max_page_count = {pages if state['full'] else 2**30}")
-        commit(store, batch)
+        commit(made, batch)
 
     monkeypatch.setattr(Store, "commit", limited)
     return lambda full: state.update(full=full)

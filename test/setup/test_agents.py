@@ -352,7 +352,7 @@ def test_programs_of_the_current_folder_are_not_found(
 ) -> None:
     computer.install("codex")
     monkeypatch.chdir(computer.bin)
-    computer.environ["PATH"] = ""
+    computer.environ["PATH"] = ":/nonexistent"
     assert here(computer).find("codex") is None
 
 

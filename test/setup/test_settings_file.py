@@ -76,10 +76,12 @@ def test_no_fresh_token_is_made_for_a_relay_elsewhere(environ: dict[str, str]) -
 
 def test_joining_keeps_every_other_line(environ: dict[str, str]) -> None:
     file = written(
-        environ, "# mine\nexport HOPTELL_TOKEN=\n\nHOPTELL_ROLES=a,b # c\nHOPTELL_TOKEN=\nOTHER='x'"
+        environ,
+        "# mine\nexport HOPTELL_TOKEN=\n\nHOPTELL_ROLES=a,b # c\nHOPTELL_TOKEN=\nOTHER='x'",
+        0o644,
     )
     outcome = settings_file.join(environ, "ws://far:1", TOKEN, None, force=False)
-    assert outcome.done == "changed"
+    assert outcome.done == "changed" and mode(file) == 0o600
     assert file.read_text() == (
         f"# mine\nexport HOPTELL_TOKEN={TOKEN}\n\nHOPTELL_ROLES=a,b # c\nOTHER='x'\n"
         "HOPTELL_RELAY=ws://far:1\n"
@@ -104,7 +106,9 @@ def test_another_relay_or_token_is_replaced_only_by_force_and_kept_beside(
     assert backup.read_text() == line + "\n" and mode(backup) == 0o600
 
 
-@pytest.mark.parametrize("token", ["pl+ain/=", 'q"uo\\te', "ha#sh", "do$llar", "sin'gle", "back`"])
+@pytest.mark.parametrize(
+    "token", ["pl+ain/=", 'q"uo\\te', "ha#sh", "do$llar", "'quotes'", '"quotes"', "back`"]
+)
 def test_any_token_is_read_as_it_was_written(environ: dict[str, str], token: str) -> None:
     outcome = settings_file.join(environ, "ws://far:1", token, None, force=False)
     assert read_settings_file(outcome.file)["HOPTELL_TOKEN"] == token

@@ -211,7 +211,7 @@ async def test_a_detach_leaves_the_agent_online(site: Site) -> None:
 
 
 async def test_an_agent_that_fails_is_reported_with_its_last_words(site: Site) -> None:
-    script = "echo no such model; exit 7"
+    script = "echo; echo; echo no such model; exit 7"  # tmux adds a line of its own
     command = [sys.executable, "-m", "hoptell", "tmux", "bob", "--", "sh", "-c", script]
     terminal = Terminal(site.environ, command)
     try:
