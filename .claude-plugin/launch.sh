@@ -43,7 +43,7 @@ if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
             break
         done
     fi
-    [ -f "$venv/complete" ] && exec "$venv/bin/python" -m hoptell "$@"
+    [ -f "$venv/complete" ] && exec "$venv/bin/python" -P -m hoptell "$@"
 fi
 
 echo "hoptell: found neither hoptell, uv, pipx nor Python 3.11 or newer: install one of them, for example with 'pipx install hoptell'" >&2

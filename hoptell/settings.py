@@ -7,6 +7,7 @@ project that an agent works on. An empty value counts as unset. Secrets are mask
 `repr`, and no error quotes a file's contents.
 """
 
+import io
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
+MAX_FILE_LENGTH = 1024 * 1024
+"""Characters of a settings file."""
 WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
 """What HOPTELL_PUSH may say (SPEC.md, 6)."""
 
@@ -247,7 +250,10 @@ def read_settings_file(file: Path) -> dict[str, str]:
     values: dict[str, str] = {}
     try:
         with file.open(encoding="utf-8") as stream:
-            for binding in parse_stream(stream):
+            text = stream.read(MAX_FILE_LENGTH + 1)
+            if len(text) > MAX_FILE_LENGTH:
+                raise ConfigurationError(f"{file} is too large for a settings file: name another")
+            for binding in parse_stream(io.StringIO(text)):
                 if binding.error or _has_no_value(binding):
                     line = _line_of(binding)
                     raise ConfigurationError(f"{file}, line {line}, is not NAME=value: fix it")

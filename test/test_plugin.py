@@ -195,7 +195,7 @@ def test_else_an_environment_of_its_own_is_made_once_even_when_two_start_togethe
     calls = [call for call in machine.calls() if not call.startswith("python3 ")]
     assert calls[0] == "made"
     assert calls[1] == f"pip -m pip install --quiet {machine.bin.parent / 'plugin'}"
-    assert sorted(calls[2:]) == ["venv -m hoptell hook", "venv -m hoptell mcp"]
+    assert sorted(calls[2:]) == ["venv -P -m hoptell hook", "venv -P -m hoptell mcp"]
 
 
 def test_an_environment_that_cannot_be_made_is_one_sentence_and_not_tried_at_every_turn(

@@ -231,6 +231,14 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_not_taken_for_missing(
         load_peer_settings(environ)
 
 
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "settings.env"
+    file.touch()
+    os.truncate(file, 1 << 36)
+    with pytest.raises(ConfigurationError, match="too large"):
+        read_settings_file(file)
+
+
 def test_a_file_that_is_not_text_is_an_error_that_does_not_quote_it(tmp_path: Path) -> None:
     file = tmp_path / "settings.env"
     file.write_bytes(f"HOPTELL_TOKEN={SECRET}\n".encode() + b"\xff\xfe")

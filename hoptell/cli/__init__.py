@@ -62,7 +62,11 @@ class Failure(click.ClickException):
     """What the user is told when a command fails: one line, and exit code 1."""
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"hoptell: {self.format_message()}", file=file, err=file is None)
+        from hoptell.render import escape_invisible
+
+        # It may quote a path, a library or the relay: one line, and nothing for the terminal.
+        line = escape_invisible(" ".join(self.format_message().split("\n")))
+        click.echo(f"hoptell: {line}", file=file, err=file is None)
 
 
 class CommandLine(click.Group):

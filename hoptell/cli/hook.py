@@ -32,7 +32,7 @@ def hooks_command() -> None:
       hoptell hooks > hooks.json; claude --settings hooks.json
     """
     python = os.path.abspath(sys.executable)
-    click.echo(json.dumps(settings(python, ["-m", "hoptell", "hook"]), indent=2))
+    click.echo(json.dumps(settings(python, ["-P", "-m", "hoptell", "hook"]), indent=2))
 
 
 @click.command("hook", hidden=True)

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import click
 
+from hoptell.cli.options import Duration
 from hoptell.inbox import Claim, Inbox, release, settle
 from hoptell.render import Batch, batch
 from hoptell.settings import load_peer_settings
@@ -27,29 +28,36 @@ OUTPUT_LENGTH = 20_000
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def _seconds(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        return Duration(lowest=0).convert(value, param, ctx)
+    if not (math.isfinite(seconds) and seconds >= 0):
         raise click.BadParameter("a number of seconds is 0 or more")
-    return value
+    return seconds
 
 
 @click.command(
     epilog="""\b
 Examples:
   hoptell listen alice          wait for as long as it takes
-  hoptell listen alice 600      at most ten minutes
+  hoptell listen alice 10m      at most ten minutes
   hoptell listen alice 0        print what is there, do not wait
 
 Exit codes: 0 printed, 1 failed, 2 wrong usage, 3 nothing arrived in time."""
 )
 @click.argument("name")
-@click.argument("seconds", type=float, required=False, callback=_seconds)
+@click.argument("seconds", required=False, callback=_seconds)
 def listen_command(name: str, seconds: float | None) -> None:
     """Wait on the inbox of NAME on this machine, print what arrives, and end.
 
     The inbox is filled by the session that is online as NAME (`hoptell mcp` or `hoptell tmux`);
-    this command needs no relay. Without SECONDS it waits until something arrives. What it prints
-    is removed from the inbox; very long messages come in parts, one part each time.
+    this command needs no relay. Without SECONDS (or 30s, 10m, 2h) it waits until something
+    arrives. What it prints is removed from the inbox; very long messages come in parts, one part
+    each time.
     """
     inbox = Inbox(load_peer_settings().home, name)
     with _ended_by_signals():

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from hoptell.cli.options import FilePath
 from hoptell.errors import ConfigurationError
 
 _file = click.option(
     "--file",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="The members file; default $HOPTELL_MEMBERS.",
 )

@@ -12,7 +12,6 @@ instead of being sent or obeyed, since nobody can tell which was meant.
 
 import asyncio
 import json
-import re
 import secrets
 import sys
 import time
@@ -25,6 +24,7 @@ import click
 import msgspec
 
 from hoptell import frames
+from hoptell.cli.options import Duration, in_words
 from hoptell.errors import HoptellError, RelayUnreachable
 from hoptell.names import MAX_NAME_LENGTH
 from hoptell.settings import PeerSettings, default_name, load_peer_settings
@@ -38,38 +38,6 @@ SEND_TIMEOUT = 15.0
 """Seconds for the relay's answer, which comes within 5, and for one reconnect before it."""
 NOTHING_ARRIVED = 3
 """The exit code."""
-
-
-class Duration(click.ParamType[int]):
-    """`30s`, `10m`, `2h`, `7d` or plain seconds, as whole seconds."""
-
-    name = "duration"
-
-    def __init__(self, lowest: int = 1, highest: int = 100 * 86_400) -> None:
-        self.lowest, self.highest = lowest, highest
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", str(value), re.ASCII)
-        if match is None:
-            self.fail(
-                f"{value!r} is not a duration: use 30s, 10m, 2h, 7d or plain seconds", param, ctx
-            )
-        seconds = int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
-        if not self.lowest <= seconds <= self.highest:
-            self.fail(
-                f"{value!r} is not from {in_words(self.lowest)} to {in_words(self.highest)}",
-                param,
-                ctx,
-            )
-        return seconds
-
-
-def in_words(seconds: int) -> str:
-    """A duration as `Duration` reads it, in the largest unit that needs no fraction."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds and seconds % length == 0:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from hoptell.cli.options import FilePath
 from hoptell.errors import ConfigurationError
 from hoptell.settings import DEFAULT_HOST, DEFAULT_PORT
 
@@ -36,13 +37,13 @@ same port: GET /healthz answers "ok"."""
 )
 @click.option(
     "--members",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Members with tokens of their own; see `hoptell members`.",
 )
 @click.option(
     "--journal",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Keep unconfirmed messages in this SQLite file, over a restart or crash.",
 )

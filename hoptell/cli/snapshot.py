@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from hoptell.cli.options import FilePath
 from hoptell.errors import HoptellError
 from hoptell.frames import MAX_TEXT_LENGTH
 from hoptell.render import render_file
@@ -39,7 +40,7 @@ Exit codes: 0 done, or the bytes still match; 1 they do not, or it failed; 2 wro
 @click.option(
     "--check", metavar="SHA256", callback=_digest, help="Only tell whether FILE still has this."
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FilePath())
 def snapshot_command(file: Path, check: str | None) -> None:
     """Print the text file FILE in a frame with the SHA-256 of its exact bytes.
 

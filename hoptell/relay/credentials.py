@@ -40,6 +40,9 @@ HASH_PREFIX = "sha256:"
 PLACEHOLDERS = ("change-me", "changeme", "replace")
 """How the tokens of example files start, in any case of letters."""
 
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""Of a members file: far more than a relay has names for, and no trouble to read."""
+
 NEW_TOKEN = "use at least 16 random characters, for example from `openssl rand -hex 32`"
 
 _is_hash = re.compile(r"[0-9a-f]{64}", re.IGNORECASE | re.ASCII).fullmatch
@@ -250,7 +253,9 @@ def _read(file: Path, *, private: bool = False) -> dict[str, Any]:
                     f"other users can read or change {file} (mode {mode & 0o777:04o}): run"
                     f" `chmod 600 {file}`, and replace its tokens if others have used this machine"
                 )
-            content = stream.read()
+            content = stream.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ConfigurationError(f"{file} is too large for a members file: name another")
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no members file {file}: make one with `hoptell members add NAME --file"
@@ -296,8 +301,9 @@ def _fingerprint(token: str, label: str) -> str:
     Raises:
         ConfigurationError: it is unfit; the sentence starts with `label`.
     """
-    if token.startswith(HASH_PREFIX):
-        digest = token.removeprefix(HASH_PREFIX)
+    # In any case of letters: as a secret, a hash that a file shows would open the relay.
+    if token.lower().startswith(HASH_PREFIX):
+        digest = token[len(HASH_PREFIX) :]
         if not _is_hash(digest):
             raise ConfigurationError(
                 f"{label}: sha256: must be followed by the 64 hex digits of the token's hash"

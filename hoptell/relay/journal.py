@@ -31,7 +31,7 @@ from hoptell.relay.model import (
     Record,
     Restored,
 )
-from hoptell.relay.store import Batch, Store, lock_file
+from hoptell.relay.store import Batch, Store, lock_file, one_name
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class SqliteJournal:
         on_failed: Callable[[list[Accepted]], None],
         key_lifetime: float = Limits.key_lifetime,
     ) -> None:
+        file = one_name(file)
         self._file = file
         self._loop = loop
         self._on_durable = on_durable

@@ -35,6 +35,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
@@ -321,6 +322,9 @@ class RelayServer:
         connection = websocket.connection
         if type(frame) is not frames.Hello:
             raise ProtocolError("the first frame must be a hello")
+        if self._credentials.find(frame.name) is not None:
+            # Name and token were swapped, or both are the token: no log or list may show it.
+            frame = msgspec.structs.replace(frame, name="")
         self.core.login(connection, frame, self._credentials.find(frame.token), now=now)
         if connection.state == "open":
             websocket.set_max_size(frames.MAX_FRAME_BYTES)

@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import sqlite3
+import stat
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -308,6 +309,31 @@ def _delete_statement(table: str, column: str, room: int) -> str:
     return f"DELETE FROM {table} WHERE {column} IN ({', '.join('?' * room)})"
 
 
+def one_name(file: Path) -> Path:
+    """The name by which every relay knows this journal: SQLite's and our lock are beside it.
+
+    Raises:
+        ConfigurationError: there cannot be just one, or it is not a file.
+    """
+    file = Path(os.path.realpath(file))
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return file
+    except OSError as error:
+        raise ConfigurationError(
+            f"the journal {file} cannot be used ({_words(error)}): give another file"
+        ) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{file} is not a regular file: give another one as the journal")
+    if found.st_nlink > 1:
+        raise ConfigurationError(
+            f"the journal {file} has another name too (a hard link), by which a second relay could"
+            " use it: remove one of them, or give another file"
+        )
+    return file
+
+
 def lock_file(file: Path) -> int:
     """Make this process the only relay on a journal, until the returned descriptor is closed.
 
@@ -353,7 +379,8 @@ def _check(file: Path) -> None:
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if application not in (0, APPLICATION_ID) or (application == 0 and version):
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION_ID and (application or version or tables):
         raise ConfigurationError(f"{file} is another program's database: give another file")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
@@ -433,4 +460,6 @@ def _key_row(accepted: Accepted) -> tuple[object, ...]:
 
 
 def _words(error: Exception) -> str:
-    return (error.strerror or "input/output error") if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return error.strerror or "input/output error"
+    return " ".join(str(error).split())

@@ -26,7 +26,7 @@ def test_the_printed_settings_run_this_python_by_its_absolute_path() -> None:
     for event in ("SessionStart", "UserPromptSubmit", "Stop", "StopFailure"):
         ((entry,),) = (group["hooks"] for group in printed["hooks"][event])
         assert entry["command"] == os.path.abspath(sys.executable)
-        assert entry["args"] == ["-m", "hoptell", "hook"]
+        assert entry["args"] == ["-P", "-m", "hoptell", "hook"]
         assert entry["asyncRewake"] is True
 
 

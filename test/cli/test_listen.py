@@ -69,6 +69,11 @@ def waiting(child: "subprocess.Popen[bytes]") -> None:
     assert child.stderr.readline() == b"hoptell: waiting for messages to alice\n"
 
 
+@pytest.mark.parametrize("seconds", ["0.2", "1s"])
+def test_seconds_may_have_a_fraction_or_a_unit(inbox: Inbox, start: Start, seconds: str) -> None:
+    assert listen(start, NAME, seconds)[0] == 3
+
+
 def test_it_prints_what_is_there_and_removes_it(inbox: Inbox, start: Start) -> None:
     inbox.store(message("1", text="first: é ✅"))
     inbox.store(message("2", text="second"))
@@ -244,7 +249,7 @@ def test_output_is_utf_8_whatever_the_locale(
         ([NAME, "nan"], 2, "a number of seconds is 0 or more"),
         ([NAME, "inf"], 2, "a number of seconds is 0 or more"),
         (["--", NAME, "-1"], 2, "a number of seconds is 0 or more"),
-        ([NAME, "soon"], 2, "is not a valid float"),
+        ([NAME, "soon"], 2, "is not a duration"),
         ([], 2, "Missing argument 'NAME'"),
     ],
 )

@@ -61,6 +61,11 @@ def test_an_error_is_one_line_on_standard_error_and_exit_code_1(run: Any, error:
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "hoptell: do this instead\n")
 
 
+def test_an_error_that_quotes_control_characters_is_one_line_without_them(run: Any) -> None:
+    result = run("fail", "ConfigurationError", "a\x1b[31m\nb\u202e")
+    assert result.stderr == "hoptell: a<U+001B>[31m b<U+202E>\n"
+
+
 def test_an_error_within_a_group_of_commands_is_told_the_same_way(run: Any) -> None:
     result = run("family", "add")
     assert (result.exit_code, result.stderr) == (1, "hoptell: choose another name\n")
@@ -158,6 +163,22 @@ def test_python_m_hoptell_is_the_same_command() -> None:
         [sys.executable, "-m", "hoptell", "--version"], capture_output=True, text=True, timeout=30
     )
     assert (result.returncode, result.stdout) == (0, f"hoptell {hoptell.__version__}\n")
+
+
+@pytest.mark.parametrize("shadow", ["click.py", "msgspec/__init__.py", "asyncio.py"])
+def test_python_m_hoptell_runs_nothing_of_the_project_in_the_current_folder(
+    tmp_path: Path, shadow: str
+) -> None:
+    module = tmp_path / shadow
+    module.parent.mkdir(exist_ok=True)
+    module.write_text("raise SystemExit('this belongs to the project')\n")
+    environ = ENVIRON | {"PYTHONPATH": str(Path(hoptell.__file__).parent.parent)}
+    result = subprocess.run(
+        [sys.executable, "-m", "hoptell", "list"], cwd=tmp_path, env=environ,
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("hoptell: there is no token")
 
 
 # The process: signals and pipes -----------------------------------------------------------

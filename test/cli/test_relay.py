@@ -168,7 +168,16 @@ def test_a_port_in_use_is_one_sentence_with_the_fix(tmp_path: Path, taken_port: 
     assert f"port {taken_port} of 127.0.0.1 is in use" in sentence and "--port" in sentence
 
 
-@pytest.mark.parametrize("options", [["--port", "70000"], ["--port", "x"], ["--log-format", "xml"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--port", "70000"],
+        ["--port", "x"],
+        ["--log-format", "xml"],
+        ["--journal", ""],  # as from a variable that is not set
+        ["--members", " "],
+    ],
+)
 def test_wrong_usage_is_2(tmp_path: Path, options: list[str]) -> None:
     relay = RelayProcess(tmp_path)
     result = subprocess.run(

@@ -50,12 +50,17 @@ def test_the_shared_token_belongs_to_no_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stored", [TOKEN, sha256(TOKEN), sha256(TOKEN).upper().replace("SHA", "sha")]
+    "stored", [TOKEN, sha256(TOKEN), sha256(TOKEN).upper(), "sha" + sha256(TOKEN).upper()[3:]]
 )
 def test_a_stored_token_is_the_secret_or_its_hash(tmp_path: Path, stored: str) -> None:
     found = load(tmp_path, {"alice": stored, "bob": OTHER}).find(TOKEN)
     assert found is not None and found.member == "alice"
     assert load(tmp_path, token=stored).find(TOKEN) is not None
+
+
+def test_a_hash_is_not_a_secret_however_its_prefix_is_written(tmp_path: Path) -> None:
+    stored = "SHA256:" + sha256(TOKEN)[7:]
+    assert load(tmp_path, {"alice": stored}).find(stored) is None
 
 
 def test_a_stolen_hash_is_not_a_token(tmp_path: Path) -> None:
@@ -237,6 +242,13 @@ def test_a_folder_or_a_pipe_is_not_a_members_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(ConfigurationError, match="is not a file|directory"):
             Credentials.load(RelaySettings(members=path))
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    file = members_file(tmp_path, {"alice": TOKEN})
+    os.truncate(file, 1 << 36)
+    with pytest.raises(ConfigurationError, match="too large"):
+        Credentials.load(RelaySettings(members=file))
 
 
 # Editing ------------------------------------------------------------------------------------

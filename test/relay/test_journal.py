@@ -327,6 +327,61 @@ def test_another_programs_database_is_left_untouched(file):
     assert "another program" in refused(file)
 
 
+def test_a_database_of_a_program_that_marks_nothing_is_left_untouched(file):
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE theirs (a)")
+    assert "another program" in refused(file)
+
+
+def test_what_is_wrong_with_a_damaged_file_is_one_line(file):
+    relay = Relay(file, queued_per_peer=500)
+    relay.driver.close(relay.driver.login("alice"))
+    relay.commit()
+    relay.end()
+    content = bytearray(file.read_bytes())
+    content[4096:8192] = os.urandom(4096)  # the page that tells where the others belong
+    file.write_bytes(content)
+    assert "damaged" in (why := refused(file)) and "\n" not in why
+
+
+async def test_a_second_relay_is_refused_under_every_name_of_the_file(file):
+    other = file.with_name("other")
+    other.symlink_to(file)
+    async with journal(file):
+        assert "uses the journal" in unusable(other)
+        other.unlink()
+        other.hardlink_to(file)
+        assert "another name too" in unusable(other)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "loop"])
+async def test_what_is_not_a_file_is_refused_and_nothing_is_left_beside_it(tmp_path, kind):
+    path = tmp_path / "journal"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/null")
+        case "loop":
+            path.symlink_to(path)
+    unusable(path)
+    assert list(tmp_path.iterdir()) == [path] and not Path("/dev/null.lock").exists()
+
+
+def unusable(file: Path) -> str:
+    """Why no relay can start with this journal."""
+    with pytest.raises(ConfigurationError) as refusal:
+        SqliteJournal(
+            file,
+            loop=asyncio.get_running_loop(),
+            on_durable=lambda _: None,
+            on_failed=lambda _: None,
+        )
+    return str(refusal.value)
+
+
 def test_a_folder_that_is_not_there_is_explained(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         Store(tmp_path / "nowhere" / "journal", key_lifetime=600)

@@ -151,6 +151,17 @@ async def test_a_bad_token_closes_4003(relay: RunningRelay, token: str) -> None:
     assert not token or token not in (client.close_reason or "")
 
 
+@pytest.mark.parametrize("token", [TOKEN, "alice"])
+async def test_a_token_in_the_place_of_the_name_is_neither_logged_nor_listed(
+    relay: RunningRelay, token: str
+) -> None:
+    client = await relay.open()
+    await client.send(**{**HELLO, "name": TOKEN, "token": token})
+    assert await client.close_code() == (4002 if token == TOKEN else 4003)
+    (line,) = relay.events("login refused")
+    assert TOKEN not in str(line) and TOKEN not in (client.close_reason or "")
+
+
 async def test_a_newer_connection_of_the_name_closes_the_older_4004(relay: RunningRelay) -> None:
     older = await relay.login("alice")
     newer = await relay.login("alice")

@@ -18,8 +18,9 @@ ERRORS = {error.__name__: error for error in (ConfigurationError, InboxError, Re
 
 @click.command()
 @click.argument("kind")
-def fail(kind: str) -> None:
-    raise ERRORS[kind]("do this instead")
+@click.argument("words", default="do this instead")
+def fail(kind: str, words: str) -> None:
+    raise ERRORS[kind](words)
 
 
 @click.command()
