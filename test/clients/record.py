@@ -134,6 +134,12 @@ class Desk(Site):
     def file(self) -> Path:
         return self.work / "retry.py"
 
+    def _seed_claude(self) -> None:
+        super()._seed_claude()
+        allowed = {"allow": ["mcp__hoptell", "Read", "Edit"]}
+        settings = {"theme": "dark", "permissions": allowed}
+        write(self.home / ".claude" / "settings.json", json.dumps(settings))
+
     def _seed_codex(self) -> None:
         super()._seed_codex()
         config = self.home / ".codex" / "config.toml"
@@ -210,9 +216,8 @@ def type_slowly(pane: Pane, text: str) -> None:
 def scene(site: Desk, model: Model) -> Recording:
     model.rules += [codex_says, lambda request: claude_says(request, site.file)]
     model.title = "review of retry.py"
-    tools = ["--allowedTools", "mcp__hoptell", "Read", "Edit"]
     claude = site.start(
-        "claude", "--permission-mode", "manual", *tools,
+        "claude", "--permission-mode", "manual",
         ANTHROPIC_MODEL="scripted", ANTHROPIC_CUSTOM_MODEL_OPTION="scripted",
         CLAUDE_CODE_MAX_CONTEXT_TOKENS="200000",
     )  # fmt: skip
