@@ -29,11 +29,13 @@ STAMP = " ".join(
     f"#{{{name}}}"
     for name in (
         "pane_id pane_pid pane_dead pane_in_mode pane_input_off pane_synchronized"
-        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height =2:pane_title"
+        " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height session_activity"
+        " =2:pane_title"
     ).split()
 )
 """What must not have changed between the look and the typing: of the title the first character,
-where agents show that they work. A dialog or a draft moves the cursor."""
+where agents show that they work. A dialog or a draft moves the cursor, and a key that a person
+pressed counts as activity of the session before the agent has drawn what it does."""
 
 _SAFE = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|[\t\n])*")
 
@@ -91,7 +93,7 @@ class Pane:
     def _understood(self, lines: list[str], running: Process | None) -> Look:
         stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
         end = lines.index("end", 3)
-        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 12), strict=True))
+        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 13), strict=True))
         screen = Screen(
             rows=lines[end + 1 :],
             cursor=(int(values["cursor_x"]), int(values["cursor_y"])),

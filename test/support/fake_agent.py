@@ -193,11 +193,11 @@ class FakeAgent:
         style, text = self.options.style, self.text
         lines = text.count("\n")
         if style == "claude" and (lines >= 3 or self.pasted_length >= 800):
-            return [f"[Pasted text #1 +{lines} lines]"]
+            return [f"{self.human}[Pasted text #1 +{lines} lines]"]
         if style == "codex" and self.pasted_length > 1000:
-            return [f"[Pasted Content {self.pasted_length} chars]"]
+            return [f"{self.human}[Pasted Content {self.pasted_length} chars]"]
         if style == "opencode" and lines >= 2:
-            return [f"[Pasted ~{lines + 1} lines]"]
+            return [f"{self.human}[Pasted ~{lines + 1} lines]"]
         rows: list[str] = []
         for line in text.replace("\t", "    ").split("\n"):
             rows += [line[at : at + columns] for at in range(0, max(len(line), 1), columns)]

@@ -257,6 +257,24 @@ async def test_a_person_who_just_pressed_a_key_is_waited_for(
     assert not agent.harm
 
 
+async def test_a_key_that_the_agent_has_not_drawn_yet_holds_the_paste(
+    tmp_path: Path, tmux_environ: dict[str, str]
+) -> None:
+    agent = Agent(tmp_path, slow_draw=5)
+    pane = agent.start()
+    terminal = Terminal(tmux_environ, ["tmux", "-u", "attach-session", "-t", f"={agent.session}"])
+    try:
+        wait_until(lambda: clients(agent), "the client to attach")
+        await asyncio.sleep(2)  # activity is told in whole seconds
+        look = pane.look()
+        terminal.press("x")
+        await asyncio.sleep(0.3)
+        assert pane.look().reading == look.reading
+        assert not pane.paste("hello", look.stamp) and not pane.enter(look.stamp)
+    finally:
+        terminal.close()
+
+
 def clients(agent: Agent) -> list[str]:
     return agent.pane.tmux.cmd("list-clients", "-t", f"={agent.session}").stdout
 
