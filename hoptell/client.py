@@ -120,12 +120,15 @@ class RelayClient:
         mode: frames.Mode = "peer",
         roles: list[str] | None = None,
         wake: str | None = None,
+        transient: bool = False,
         send_timeout: float = SEND_TIMEOUT,
         silence_timeout: float = SILENCE_TIMEOUT,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """`name` and `roles` win over the settings; other peers are shown `wake`.
+
+        A `transient` peer's name is not used again: the relay forgets it soon after it left.
 
         `sleep` and `uniform` make the pauses between attempts to connect.
         """
@@ -135,6 +138,7 @@ class RelayClient:
         self._mode = mode
         self._roles = list(settings.roles) if roles is None else roles
         self._wake = wake
+        self._transient = transient
         self._send_timeout = send_timeout
         self._silence_timeout = silence_timeout
         self._sleep = sleep
@@ -402,6 +406,7 @@ class RelayClient:
             mode=self._mode,
             roles=self._roles,
             wake=self._wake,
+            transient=self._transient,
         )
         try:
             return frames.encode(hello)

@@ -64,6 +64,9 @@ class Hello(Frame, tag="hello"):
     roles: list[str] = []
     wake: str | None = None
     """Display only: how this peer is woken, a mode of SPEC.md section 6."""
+    transient: bool = False
+    """Nobody will come back under this name: soon after it leaves, the relay forgets it, with
+    what waits for it."""
 
     def __repr__(self) -> str:
         return f"Hello(name={self.name!r}, mode={self.mode!r}, roles={self.roles!r}, token=***)"

@@ -539,7 +539,9 @@ def test_the_protocol_documents_rules_have_the_codes_numbers() -> None:
     assert f"`{names.NAME_PATTERN}`" in PROTOCOL
     assert f"not confirmed within {limits.ack_wait:g} s" in section(PROTOCOL, "### `ack`")
     assert f"within {limits.key_lifetime / 60:g} minutes" in section(PROTOCOL, "### `send`")
-    assert f"empty for {limits.forget_after / 3600:g} hours" in section(PROTOCOL, "### `peers`")
+    peers = section(PROTOCOL, "### `peers`")
+    assert f"empty for {limits.forget_after / 3600:g} hours" in peers
+    assert f"transient, for {limits.forget_transient_after / 60:g} minutes" in peers
 
 
 def test_the_documents_name_every_limit_of_the_relay() -> None:
@@ -555,4 +557,5 @@ def test_the_documents_name_every_limit_of_the_relay() -> None:
         "keys",
         "known_names",
         "forget_after",
+        "forget_transient_after",
     }

@@ -307,12 +307,18 @@ async def _wait(seconds: int | None, as_json: bool) -> bool:
 async def _connected(
     settings: PeerSettings, *, mode: frames.Mode, name: str | None = None
 ) -> AsyncIterator["RelayClient"]:
-    """A client that is logged in. One under a made-up `name` takes on none of the roles."""
+    """A client that is logged in. One under a made-up `name` takes on none of the roles, and
+    the relay need not remember it."""
     from hoptell.client import RelayClient
 
     roles: list[str] | None = None if name is None else []
     async with RelayClient(
-        settings, name=name, mode=mode, roles=roles, send_timeout=SEND_TIMEOUT
+        settings,
+        name=name,
+        mode=mode,
+        roles=roles,
+        transient=name is not None,
+        send_timeout=SEND_TIMEOUT,
     ) as client:
         await client.wait_connected(CONNECT_TIMEOUT)
         yield client

@@ -115,6 +115,8 @@ class Relay:
         self._peers: dict[str, Peer] = {}
         self._roles: dict[str, dict[str, Peer]] = {EVERYONE: {}}
         """Online peers by role and name; under `all`, every one."""
+        self._leaving: dict[Peer, float] = {}
+        """Transient peers that are offline, and since when."""
         self._idle: dict[Peer, float] = {}
         """Peers that are offline with an empty queue, and since when."""
         self._awaiting: dict[Receipt, None] = {}
@@ -263,8 +265,7 @@ class Relay:
         for delivery in kept.deliveries:
             self._enqueue(delivery)
         for peer in kept.peers:
-            if not peer.queue:
-                self._rest(peer, now)
+            self._left(peer, now)
 
     def withdraw(self, accepted: Accepted, sentence: str, *, now: float) -> None:
         """Take back a message that could not be recorded: nobody has heard of it yet.
@@ -309,6 +310,7 @@ class Relay:
         self._expire_queued(now)
         self._expire_keys(now)
         self._forget_idle(now)
+        self._forget_transient(now)
         self._rate.forget_idle(now)
         self._due(self._rate.due_at)
 
@@ -354,13 +356,16 @@ class Relay:
         return credential
 
     def _has_room_for(self, name: str) -> bool:
-        return name in self._peers or len(self._peers) < self.limits.known_names or bool(self._idle)
+        if name in self._peers or len(self._peers) < self.limits.known_names:
+            return True
+        return bool(self._idle or self._leaving)
 
     def _go_online(self, connection: Connection, hello: frames.Hello, now: float) -> None:
         peer = self._peers.get(hello.name) or self._know(hello.name)
         if peer.connection is not None:
             self._replace(peer, peer.connection)
         self._idle.pop(peer, None)
+        self._leaving.pop(peer, None)
         self._describe(peer, hello, connection.host)
         peer.connection = connection
         connection.peer = peer
@@ -371,13 +376,15 @@ class Relay:
     def _describe(self, peer: Peer, hello: frames.Hello, host: str) -> None:
         roles = list(dict.fromkeys(hello.roles))
         wake = hello.wake if hello.wake and _is_wake_mode(hello.wake) else None
-        if (peer.known, peer.host, peer.roles, peer.wake) != (True, host, roles, wake):
+        before = (peer.known, peer.host, peer.roles, peer.wake, peer.transient)
+        if before != (True, host, roles, wake, hello.transient):
             peer.known, peer.host, peer.roles, peer.wake = True, host, roles, wake
+            peer.transient = hello.transient
             self.effects.append(Known(peer))
 
     def _know(self, name: str) -> Peer:
         if len(self._peers) >= self.limits.known_names:
-            self._forget(next(iter(self._idle)))
+            self._forget(next(iter(self._idle or self._leaving)))
         peer = self._peers[name] = Peer(name)
         return peer
 
@@ -405,8 +412,7 @@ class Relay:
         unconfirmed = self._take_offline(peer, connection)
         for delivery in unconfirmed:
             self._settle(delivery.receipt, "queued")
-        if not peer.queue:
-            self._rest(peer, now)
+        self._left(peer, now)
 
     def _take_offline(self, peer: Peer, connection: Connection) -> list[Delivery]:
         """Return what the connection had not confirmed to the front of the queue."""
@@ -676,8 +682,18 @@ class Relay:
             self._due(receipt.accepted_at + lifetime)
             break
 
+    def _left(self, peer: Peer, now: float) -> None:
+        """The peer is offline now."""
+        if peer.transient:
+            self._leaving[peer] = now
+            self._due(now + self.limits.forget_transient_after)
+        elif not peer.queue:
+            self._rest(peer, now)
+
     def _rest(self, peer: Peer, now: float) -> None:
         """The peer is offline with an empty queue: forget it some time."""
+        if peer.transient:
+            return  # it is forgotten anyway, and sooner
         self._idle.pop(peer, None)
         self._idle[peer] = now
         self._due(now + self.limits.forget_after)
@@ -691,8 +707,22 @@ class Relay:
             self._due(since + forget_after)
             break
 
+    def _forget_transient(self, now: float) -> None:
+        forget_after = self.limits.forget_transient_after
+        ends = ((peer, since + forget_after) for peer, since in self._leaving.items())
+        for peer in _until(ends, now):
+            self._forget(peer)
+        for since in self._leaving.values():
+            self._due(since + forget_after)
+            break
+
     def _forget(self, peer: Peer) -> None:
-        del self._idle[peer]
+        self._idle.pop(peer, None)
+        self._leaving.pop(peer, None)
+        for delivery in peer.queue:
+            self._dequeued(delivery)
+            self._expired(delivery)
+        peer.queue = NOTHING_QUEUED
         del self._peers[peer.name]
         self.effects.append(Forgotten(peer.name))
 

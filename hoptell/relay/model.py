@@ -38,6 +38,9 @@ class Limits:
     known_names: int = 10_000
     forget_after: float = 6 * 3600.0
     """A peer that is offline with an empty queue is forgotten after this."""
+    forget_transient_after: float = 600.0
+    """A transient peer that is offline is forgotten after this, with its queue: time enough for
+    a lost connection to come back."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +168,15 @@ NOTHING_QUEUED: deque["Delivery"] = deque(maxlen=0)
 class Peer:
     """A known name: online while it has a connection."""
 
-    __slots__ = ("name", "host", "roles", "wake", "connection", "queue", "known")
+    __slots__ = ("name", "host", "roles", "wake", "transient", "connection", "queue", "known")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.host = ""
         self.roles: list[str] = []
         self.wake: str | None = None
+        self.transient = False
+        """It will not come back once it has left, as its last login said."""
         self.connection: Connection | None = None
         self.queue: deque[Delivery] = NOTHING_QUEUED
         """Deliveries that wait, in order; its own deque from the first one on."""

@@ -2,7 +2,7 @@
 
 Schema (`PRAGMA user_version` 1, `PRAGMA application_id` 0x686f7074, "hopt"); times are Unix ms:
 
-    peers       name, host, roles (JSON array), wake
+    peers       name, host, roles (JSON array), wake, transient (1: it will not come back)
     messages    id, reference, sender, member, host, recipient (the address), text, ts,
                 reply_to, expires, no_reply; one row a message that has deliveries
     deliveries  seq (the order of acceptance), id, message (messages.id), peer; one row a copy
@@ -44,7 +44,8 @@ APPLICATION_ID = 0x686F7074
 MIGRATIONS = (
     """
     CREATE TABLE peers (
-        name TEXT PRIMARY KEY, host TEXT NOT NULL, roles TEXT NOT NULL, wake TEXT
+        name TEXT PRIMARY KEY, host TEXT NOT NULL, roles TEXT NOT NULL, wake TEXT,
+        transient INTEGER NOT NULL
     ) WITHOUT ROWID;
     CREATE TABLE messages (
         id INTEGER PRIMARY KEY, reference TEXT NOT NULL, sender TEXT NOT NULL, member TEXT,
@@ -70,7 +71,7 @@ WAL_SIZE_LIMIT = 4 * 1024 * 1024
 
 
 INSERTED = {
-    "peers": "TTTt",
+    "peers": "TTTtI",
     "messages": "ITTtTTTItiI",
     "deliveries": "ITIT",
     "keys": "TTTIitit",
@@ -80,7 +81,7 @@ Python's sqlite3 takes a microsecond for each None or bool that it binds, a tent
 ROWS = (8, 64, 512)
 """How many rows a statement has room for; a batch takes the smallest that holds it."""
 
-SELECT_PEERS = "SELECT name, host, roles, wake FROM peers"
+SELECT_PEERS = "SELECT name, host, roles, wake, transient FROM peers"
 SELECT_DELIVERIES = (
     "SELECT seq, deliveries.id, peer, messages.id, reference, sender, member, host, recipient,"
     " text, ts, reply_to, expires, no_reply"
@@ -215,7 +216,13 @@ class Store:
         known: list[object] = []
         for peer in peers.values():
             if peer is not None:
-                known += (peer.name, peer.host, _json(peer.roles), peer.wake or "")
+                known += (
+                    peer.name,
+                    peer.host,
+                    _json(peer.roles),
+                    peer.wake or "",
+                    int(peer.transient),
+                )
         self._insert("peers", known)
 
     def _write_accepted(self, accepted: list[Accepted]) -> None:
@@ -421,9 +428,10 @@ def _json(rows: object) -> str:
     return msgspec.json.encode(rows).decode()
 
 
-def _peer(name: str, host: str, roles: str, wake: str | None) -> Peer:
+def _peer(name: str, host: str, roles: str, wake: str | None, transient: int) -> Peer:
     peer = Peer(name)
     peer.host, peer.roles, peer.wake = host, msgspec.json.decode(roles), wake
+    peer.transient = bool(transient)
     return peer
 
 

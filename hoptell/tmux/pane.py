@@ -180,7 +180,7 @@ class Pane:
             status = (found.stdout or [""])[0]
             if found.returncode or status:
                 return int(status) if status.isdigit() else None
-            # tmux 3.3a overlooks the end of a child now and then (8 in 100 that end at once,
+            # tmux 3.3a overlooks the end of a child now and then (6 in 100 that end at once,
             # measured) until another child of its ends: give it one.
             self.tmux.cmd("run-shell", "true")
             time.sleep(0.05)

@@ -345,6 +345,7 @@ async def test_ask_goes_online_under_a_name_of_its_own(relay: ScriptedRelay) -> 
         await session.deliver("d1", sender="bob", reply_to="the-question")
         assert (await running).exit_code == 0
         assert (session.hello.mode, session.hello.roles) == ("peer", [])
+        assert session.hello.transient  # the relay need not remember it
         assert is_name(session.hello.name)
         assert session.hello.name.startswith(f"{name[:53]}-ask-")
         names.add(session.hello.name)

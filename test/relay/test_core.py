@@ -215,6 +215,37 @@ def test_a_peer_with_a_queue_is_not_forgotten():
     assert [info.name for info in driver.peers(alice)] == ["bob"]
 
 
+def test_a_transient_peer_is_forgotten_10_minutes_after_it_left_with_what_waits_for_it():
+    driver = Driver()
+    bob = driver.login("bob")
+    for _ in range(2):  # it may come back in between
+        driver.close(driver.login("bob-ask-1", transient=True))
+        driver.wait(599)
+    assert acks(driver.send(bob, "bob-ask-1", "too late")) == ["queued"]
+    driver.wait(1)
+    assert driver.peers(bob) == []
+    assert expired(driver) == ["bob-ask-1"]
+    assert (driver.relay._queued, driver.relay._queued_bytes) == (0, 0)
+    assert "no peer named" in error(driver.send(bob, "bob-ask-1"))
+
+
+def test_a_transient_peer_that_is_online_or_came_back_as_a_lasting_one_is_not_forgotten():
+    driver = Driver()
+    bob = driver.login("bob")
+    driver.login("here", transient=True)
+    driver.close(driver.login("back", transient=True))
+    driver.close(driver.login("back"))
+    driver.wait(3600)
+    assert [peer.name for peer in driver.peers(bob)] == ["back", "here"]
+
+
+def test_a_transient_peer_makes_room_for_a_new_name():
+    driver = Driver(known_names=2)
+    driver.login("bob")
+    driver.close(driver.login("brief", transient=True))
+    assert driver.hello("carol").state == "open"
+
+
 # Direct messages
 
 

@@ -149,6 +149,22 @@ def test_a_key_older_than_10_minutes_is_not_recognized_after_a_restart(file):
     relay.end()
 
 
+def test_a_transient_peer_is_forgotten_over_a_restart_too(file):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("brief", transient=True))
+    relay.driver.send(bob, "brief")
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    relay.driver.wait(600)
+    relay.commit()
+    assert rows(file, "SELECT count(*) FROM messages") == [(0,)]
+    assert rows(file, "SELECT name FROM peers") == [("bob",)]
+    relay.end()
+
+
 def test_confirmed_and_expired_deliveries_and_forgotten_peers_leave_the_file(file):
     relay = Relay(file)
     driver = relay.driver
