@@ -204,6 +204,32 @@ def test_the_ci_example_asks_a_reviewer_about_a_real_change(tmp_path):
             assert reviewer.wait(10) == 0
 
 
+def test_the_ci_job_fails_when_nobody_answers(tmp_path):
+    job = yaml.safe_load((EXAMPLES / "ci" / "review.yml").read_text())["jobs"]["ask"]
+    step = job["steps"][-1]
+    # GitHub's `shell: bash` is this; without it there is no pipefail, and `tee` decides.
+    shell = {"bash": ["bash", "-eo", "pipefail", "-c"], None: ["bash", "-e", "-c"]}
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        "GITHUB_BASE_REF": "main",
+    }
+    with relay_process(tmp_path) as relay:
+        ended = subprocess.run(
+            [*shell[step.get("shell")], step["run"].replace("git diff", "echo")],
+            env=relay.for_peers(**environment), capture_output=True, text=True, timeout=20,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert "nobody else is online as @reviewer" in ended.stderr
+
+
+def test_the_readme_asks_as_the_ci_job_does():
+    readme = (ROOT / "README.md").read_text()
+    asking = "| hoptell ask --timeout 10m @reviewer -"
+    assert asking in readme and asking in (EXAMPLES / "ci" / "review.yml").read_text()
+
+
 # Packages
 
 
