@@ -62,7 +62,7 @@ def relay_command(
     log_format: str,
 ) -> None:
     """Run the relay: the one process that takes messages from agent to agent."""
-    from hoptell.relay import server
+    from hoptell.relay import daemon, listening
     from hoptell.relay.credentials import Credentials
     from hoptell.relay.log import EventLog, LoggingHandler, open_output
     from hoptell.settings import create_token, load_relay_settings
@@ -71,12 +71,12 @@ def relay_command(
     credentials = None
     if settings.token is not None or settings.members is not None:
         credentials = Credentials.load(settings)
-    elif not server.is_loopback(settings.host):
+    elif not listening.is_loopback(settings.host):
         raise ConfigurationError(
             f"others can reach a relay on {settings.host}: set HOPTELL_TOKEN to at least 16 random"
             " characters first, or make a members file with `hoptell members add`"
         )
-    sockets = server.listen(settings.host, settings.port)
+    sockets = listening.listen(settings.host, settings.port)
     made_in = None
     if credentials is None:
         # Not before the port is ours: a second relay must not change the token of the first.
@@ -89,7 +89,7 @@ def relay_command(
     if made_in is not None:
         log.note("token", f"in {made_in}, where the other commands on this machine find it")
     try:
-        server.run(settings, credentials, log, sockets)
+        daemon.run(settings, credentials, log, sockets)
     finally:
         output.close(wait=0.3)
 

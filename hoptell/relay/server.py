@@ -17,17 +17,11 @@ the connection that it came up on, and the rest of the turn's effects are perfor
 import asyncio
 import contextlib
 import email.utils
-import errno
-import gc
 import http
-import ipaddress
 import logging
-import os
 import secrets
-import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -45,6 +39,7 @@ from hoptell.relay import tls
 from hoptell.relay.core import Relay
 from hoptell.relay.credentials import Credentials
 from hoptell.relay.journal import Journal, NullJournal, SqliteJournal
+from hoptell.relay.listening import BACKLOG
 from hoptell.relay.log import EventLog
 from hoptell.relay.metrics import Metrics
 from hoptell.relay.model import (
@@ -70,15 +65,6 @@ LOG_INTERVAL = 0.05
 relay's time with one message under way for each peer."""
 LOG_LINES = 200
 """So many leave at once."""
-BACKLOG = 2048
-"""Connections that wait to be accepted. At 100, a thousand clients that come back at once
-take 4 s instead of 0.1 s, because the system drops the first packets of the rest."""
-KEPT_MEMORY = 4 * 1024 * 1024
-"""Bytes of freed memory that are kept for the next messages."""
-M_TRIM_THRESHOLD = -1  # as in glibc's <malloc.h>
-M_MMAP_THRESHOLD = -3
-MAX_FILES = 1 << 20
-"""Open files to ask the system for: one a connection."""
 NOT_RECORDED = (
     "the relay cannot write its journal and takes no messages: try again later, and tell its"
     " operator (is the disk full?)"
@@ -504,152 +490,6 @@ class RelayServer:
             websocket.check_liveness(self._timing.silent_rounds)
 
 
-# The process ---------------------------------------------------------------------------------
-
-
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Make listening sockets for every address that `host` stands for, all on one port.
-
-    Args:
-        host: an address or name of this machine; `*` for all addresses, IPv4 and IPv6.
-        port: 0 for any free one.
-
-    Raises:
-        ConfigurationError: the port is taken, or the host is not this machine's.
-    """
-    sockets: list[socket.socket] = []
-    problem: OSError | None = None
-    for family, address in _resolve(host, port):
-        if port == 0 and sockets:
-            address = (address[0], sockets[0].getsockname()[1], *address[2:])
-        try:
-            sockets.append(_listen_on(family, address))
-        except OSError as error:
-            problem = problem or error
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                break  # else a name has an IPv6 address that this machine does not use
-        else:
-            continue
-    if not sockets or (problem is not None and problem.errno == errno.EADDRINUSE):
-        for listener in sockets:
-            listener.close()
-        raise ConfigurationError(_listen_problem(host, port, problem))
-    return sockets
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`."""
-    try:
-        addresses = [address[0] for _, address in _resolve(host, 0)]
-    except ConfigurationError:
-        return False
-    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
-
-
-def url(host: str, port: int, *, tls: bool = False) -> str:
-    """The relay's URL on an address."""
-    scheme = "wss" if tls else "ws"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def run(
-    settings: RelaySettings,
-    credentials: Credentials,
-    log: EventLog,
-    sockets: list[socket.socket],
-) -> None:
-    """Run a relay until SIGTERM or SIGINT; SIGHUP reloads the members."""
-    _allow_many_files()
-    _spend_less_on_memory()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, credentials, log, sockets))
-
-
-async def _serve(
-    settings: RelaySettings,
-    credentials: Credentials,
-    log: EventLog,
-    sockets: list[socket.socket],
-) -> None:
-    server = RelayServer(settings, credentials, log)
-    stopping = asyncio.Event()
-    had_terminal = _has_terminal()
-
-    def stop() -> None:
-        if stopping.is_set():
-            server.abort()  # asked twice
-        stopping.set()
-
-    def hang_up() -> None:
-        if had_terminal and not _has_terminal():
-            stop()  # nobody asked for a reload: the terminal was closed
-        else:
-            server.reload()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_signal_handler(signal.SIGINT, stop)
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
-    await server.start(sockets)
-    for host, port in server.addresses:
-        log.note("listening", url(host, port, tls=settings.tls_cert is not None))
-    if settings.journal is None:
-        log.note("memory only", "without a journal, what is queued is lost when the relay stops")
-    await stopping.wait()
-    log.note("stopping", "closing all connections")
-    await server.stop()
-    log.note("stopped", "good-bye")
-
-
-def _resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
-    name = None if host == "*" else host
-    try:
-        found = socket.getaddrinfo(
-            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
-        )
-    except (OSError, UnicodeError):
-        raise ConfigurationError(
-            f"{host!r} is not a host name or address that this machine knows: use 127.0.0.1 for"
-            " this machine only, 0.0.0.0 for all its addresses"
-        ) from None
-    return [(family, address) for family, _, _, _, address in found]
-
-
-def _listen_on(family: int, address: tuple[Any, ...]) -> socket.socket:
-    # With the protocol named: only then does asyncio switch off Nagle's algorithm for what is
-    # accepted here, which would hold back a message for 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)  # at once: only now the port is ours
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _listen_problem(host: str, port: int, problem: OSError | None) -> str:
-    match problem and problem.errno:
-        case errno.EADDRINUSE:
-            return (
-                f"port {port} of {host} is in use, perhaps by another relay: stop that, or choose"
-                " another port with --port"
-            )
-        case errno.EADDRNOTAVAIL | errno.EAFNOSUPPORT:
-            return (
-                f"{host} is not an address of this machine: use 127.0.0.1 for this machine only,"
-                " 0.0.0.0 for all its addresses"
-            )
-        case errno.EACCES:
-            return f"this user may not listen on port {port}: choose one over 1023 with --port"
-    return f"cannot listen on {host}, port {port}: {problem and problem.strerror}"
-
-
 def _response(
     status: http.HTTPStatus, text: str, content_type: str, *, with_body: bool
 ) -> Response:
@@ -673,48 +513,3 @@ def _is_utf8(payload: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _has_terminal() -> bool:
-    try:
-        return os.isatty(sys.__stderr__.fileno()) if sys.__stderr__ is not None else False
-    except (OSError, ValueError):
-        return False
-
-
-def _allow_many_files() -> None:
-    """Raise the limit of open files as far as this user may."""
-    try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _spend_less_on_memory() -> None:
-    # The collector went over every connection's objects hundreds of times a second, for 5% of
-    # the relay's time, though nearly nothing of the relay's is in cycles (see model.py).
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
-    # glibc gives freed memory back to the system as soon as it is 128 KiB, and has to ask for
-    # it again in the next loop turn: with texts of 4 KB that took a quarter of the time.
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
-        import ctypes
-
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY)
-        mallopt(M_MMAP_THRESHOLD, KEPT_MEMORY)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: it takes 5 to 10% less CPU."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -18,7 +18,7 @@ import pytest
 from support.relay import TOKEN, RelayProcess, login, open_client, relay_process
 
 from hoptell.relay.credentials import add_member, remove_member
-from hoptell.relay.server import listen
+from hoptell.relay.listening import listen
 
 
 def fails(folder: Path, *options: str, token: str | None = TOKEN, **environment: str) -> str:

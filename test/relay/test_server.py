@@ -16,8 +16,9 @@ from websockets.exceptions import ConnectionClosed
 
 from hoptell import frames
 from hoptell.errors import ConfigurationError
+from hoptell.relay.listening import is_loopback, listen
 from hoptell.relay.model import Limits
-from hoptell.relay.server import Timing, is_loopback, listen
+from hoptell.relay.server import Timing
 from hoptell.settings import Rate
 
 ALICE_TOKEN = "the-token-of-alice-herself"

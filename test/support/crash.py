@@ -17,7 +17,7 @@ TOKEN = "a-token-for-tests-only"
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["hoptell.client", "hoptell.inbox", "hoptell.relay.server", "hoptell.relay.credentials"]
+    ["hoptell.client", "hoptell.inbox", "hoptell.relay.daemon", "hoptell.relay.credentials"]
 )
 
 
@@ -35,7 +35,7 @@ def start(run: Any, *arguments: Any) -> BaseProcess:
 
 def relay(port: int, journal: Path, fault: str) -> None:
     """A relay; with a `fault`, one that dies at just that point when it first gets there."""
-    from hoptell.relay import server
+    from hoptell.relay import daemon, listening, server
     from hoptell.relay.credentials import Credentials
     from hoptell.relay.journal import SqliteJournal
     from hoptell.relay.log import EventLog
@@ -56,8 +56,8 @@ def relay(port: int, journal: Path, fault: str) -> None:
 
             SqliteJournal.flush = die_after_confirmation  # type: ignore[method-assign]
     settings = RelaySettings("127.0.0.1", port, TOKEN, None, Rate(0), journal)
-    sockets = server.listen(settings.host, settings.port)
-    server.run(settings, Credentials.load(settings), EventLog(lambda lines: None), sockets)
+    sockets = listening.listen(settings.host, settings.port)
+    daemon.run(settings, Credentials.load(settings), EventLog(lambda lines: None), sockets)
 
 
 def receiver(port: int, home: Path, name: str, fault: str) -> None:

@@ -36,9 +36,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from hoptell.relay.credentials import Credentials
+from hoptell.relay.listening import listen, url
 from hoptell.relay.log import EventLog
 from hoptell.relay.model import Limits
-from hoptell.relay.server import RelayServer, Timing, listen, url
+from hoptell.relay.server import RelayServer, Timing
 from hoptell.settings import Rate, RelaySettings
 
 TOKEN = "a-token-for-tests-only"
