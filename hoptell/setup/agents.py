@@ -26,6 +26,8 @@ from hoptell.setup.machine import Machine
 
 SERVER = "hoptell"
 PLUGIN = "hoptell@hoptell"
+PLUGIN_RULE = f"mcp__plugin_hoptell_{SERVER}"
+"""What Claude Code calls the tools of the plugin's server."""
 COMMAND_TIMEOUT = 60.0
 """Seconds that an agent's own command may take to register something."""
 LOOK_TIMEOUT = 5.0
@@ -154,11 +156,12 @@ class Claude:
 
     def steps(self, machine: Machine, name: str | None) -> list[Step]:
         if self._has_plugin(machine):
-            return []
+            return self._settings_steps(machine, hooks_too=False)
         server = next(iter(self.registrations(machine)), None)
         root = plugin_root(machine)
         if server is None and root is not None and name is None:
-            return [
+            return [  # the settings first: the plugin's installation writes there too
+                *self._settings_steps(machine, hooks_too=False),
                 self._run(machine, "plugin", "marketplace", "add", str(root)),
                 self._run(machine, "plugin", "install", PLUGIN),
             ]
@@ -177,14 +180,26 @@ class Claude:
             variables = [part for pair in environment.items() for part in ("-e", "=".join(pair))]
             add = ("mcp", "add", "--scope", "user", SERVER, *variables, "--", *wanted)
             steps.append(self._run(machine, *add))
-        return steps + self._hook_steps(machine)
+        return steps + self._settings_steps(machine, hooks_too=True)
 
-    def _hook_steps(self, machine: Machine) -> list[Step]:
+    def _settings_steps(self, machine: Machine, *, hooks_too: bool) -> list[Step]:
+        """Allow hoptell's tools, or a woken session stops at a question; the plugin has hooks."""
+        rule = f"mcp__{SERVER}" if hooks_too else PLUGIN_RULE
         file = self._settings_file(machine)
         before = files.read(file)
-        entry = json.dumps(hooks.settings(machine.command[0], [*machine.command[1:], "hook"]))
+        entry = json.dumps(
+            (
+                hooks.settings(machine.command[0], [*machine.command[1:], "hook"])
+                if hooks_too
+                else {}
+            )
+            | {"permissions": {"allow": [rule]}}
+        )
 
         def edit(settings: dict[str, Any]) -> None:
+            _allow(settings, rule, file)
+            if not hooks_too:
+                return
             table = files.json_table(settings, file, "hooks")
             if not all(isinstance(groups, list) for groups in table.values()):
                 raise ConfigurationError(f"'hooks' in {file} is not what it must be: correct it")
@@ -193,7 +208,10 @@ class Claude:
         text = files.edited_json(file, before, edit, entry)
         if before is not None and json.loads(text) == files.parse_json(before):
             return []
-        shown = f'"hooks": {", ".join(hooks.EVENTS)}: {shlex.join((*machine.command, "hook"))}'
+        shown = f'"permissions": allow {rule}'
+        if hooks_too:
+            command = shlex.join((*machine.command, "hook"))
+            shown += f'; "hooks": {", ".join(hooks.EVENTS)}: {command}'
         return [WriteFile(file, text, shown)]
 
     def problem(self, machine: Machine) -> str | None:
@@ -576,6 +594,18 @@ def _name_of(registration: Registration) -> str | None:
 
 def _holds(registration: Registration, environment: Mapping[str, str]) -> bool:
     return environment.items() <= registration.environment.items()
+
+
+def _allow(settings: dict[str, Any], rule: str, file: Path) -> None:
+    """Let Claude Code use these tools without asking, unless somebody decided about them."""
+    permissions = files.json_table(settings, file, "permissions")
+    decided = [permissions.get(kind) for kind in ("allow", "ask", "deny")]
+    if any(isinstance(rules, list) and rule in rules for rules in decided):
+        return
+    allowed = permissions.setdefault("allow", [])
+    if not isinstance(allowed, list):
+        raise ConfigurationError(f"'permissions' in {file} is not what it must be: correct it")
+    allowed.append(rule)
 
 
 def _dict(value: object, key: str) -> dict[str, Any]:

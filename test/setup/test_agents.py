@@ -224,7 +224,33 @@ def test_hooks_of_an_older_place_are_changed_and_not_added_again(
     old = hooks.settings("/old/python", ["-m", "hoptell", "hook"])
     computer.write(".claude/settings.json", old)
     apply("claude", machine)
-    assert computer.read(".claude/settings.json") == hooks.settings(HOPTELL, ["hook"])
+    after = computer.read(".claude/settings.json")
+    assert after["hooks"] == hooks.settings(HOPTELL, ["hook"])["hooks"]
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_a_woken_claude_code_may_use_hoptells_tools_without_a_question(
+    computer: Computer, machine: Machine, plugin: bool
+) -> None:
+    computer.install("claude")
+    mine = {"permissions": {"allow": ["Bash(ls:*)"], "defaultMode": "plan"}}
+    computer.write(".claude/settings.json", mine | {"enabledPlugins": {"hoptell@hoptell": plugin}})
+    apply("claude", machine)
+    rule = "mcp__plugin_hoptell_hoptell" if plugin else "mcp__hoptell"
+    permissions = computer.read(".claude/settings.json")["permissions"]
+    assert permissions == {"allow": ["Bash(ls:*)", rule], "defaultMode": "plan"}
+    assert AGENTS["claude"].steps(machine, None) == []
+
+
+@pytest.mark.parametrize("kind", ["ask", "deny"])
+def test_what_somebody_decided_about_hoptells_tools_stays(
+    computer: Computer, machine: Machine, kind: str
+) -> None:
+    computer.install("claude")
+    computer.write(".claude/settings.json", {"permissions": {kind: ["mcp__hoptell"]}})
+    apply("claude", machine)
+    permissions = computer.read(".claude/settings.json")["permissions"]
+    assert permissions == {kind: ["mcp__hoptell"]}
 
 
 def test_a_name_for_claude_code_gives_way_to_that_of_the_session(
@@ -239,7 +265,8 @@ def test_a_name_for_claude_code_gives_way_to_that_of_the_session(
 
 def test_with_the_plugin_nothing_is_added_to_it(computer: Computer, machine: Machine) -> None:
     computer.install("claude")
-    computer.write(".claude/settings.json", {"enabledPlugins": {"hoptell@hoptell": True}})
+    allowed = {"permissions": {"allow": ["mcp__plugin_hoptell_hoptell"]}}
+    computer.write(".claude/settings.json", allowed | {"enabledPlugins": {"hoptell@hoptell": True}})
     assert AGENTS["claude"].steps(machine, None) == []
     assert AGENTS["claude"].problem(machine) is None
 

@@ -28,8 +28,10 @@ elif words[:2] == ["mcp", "remove"]:
     del servers[words[4]]
 elif words[:2] == ["plugin", "install"]:
     os.makedirs(home + "/.claude", exist_ok=True)
-    with open(home + "/.claude/settings.json", "w") as file:
-        json.dump({{"enabledPlugins": {{words[2]: True}}}}, file)
+    file = home + "/.claude/settings.json"
+    settings = json.load(open(file)) if os.path.exists(file) else {{}}
+    settings["enabledPlugins"] = {{words[2]: True}}
+    json.dump(settings, open(file, "w"))
 json.dump(value, open(state, "w"))
 """
 AGY = f"""#!{sys.executable} -S
