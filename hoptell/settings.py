@@ -98,6 +98,22 @@ def default_name() -> str:
     return f"{machine_name()}-{os.getpid()}"
 
 
+def state_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder for inboxes and state, whatever else may be wrong with the settings.
+
+    Raises:
+        ConfigurationError: HOPTELL_HOME cannot be used, or unset, there is no home folder.
+    """
+    values = Values.load(environ)
+    return _state_folder(values.path("HOPTELL_HOME"), values.environ)
+
+
+def usual_state_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The same where HOPTELL_HOME does not say otherwise; None without a home folder."""
+    home = _home(os.environ if environ is None else environ)
+    return None if home is None else home / ".hoptell"
+
+
 def relay_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL of a relay that listens on this host name or address."""
     scheme = "wss" if tls else "ws"
@@ -398,10 +414,10 @@ def _config_home(environ: Mapping[str, str]) -> Path | None:
 
 def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
     if configured is None:
-        home = _home(environ)
-        if home is None:
+        usual = usual_state_folder(environ)
+        if usual is None:
             raise ConfigurationError("there is no home folder: set HOME or HOPTELL_HOME")
-        return home / ".hoptell"
+        return usual
     if not configured.is_absolute():
         # Each process would take another one, and messages would wait where nobody looks.
         raise ConfigurationError("HOPTELL_HOME must be a whole path, starting with / or ~")

@@ -30,6 +30,8 @@ from hoptell.settings import (
     machine_name,
     read_settings_file,
     settings_file_candidates,
+    state_folder,
+    usual_state_folder,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -571,6 +573,16 @@ def test_without_a_home_folder_a_peer_is_asked_for_one(
     sentence = refused(load_peer_settings, homeless)
     assert sentence == "there is no home folder: set HOME or HOPTELL_HOME"
     assert load_peer_settings(homeless | {"HOPTELL_HOME": str(tmp_path)}).home == tmp_path
+
+
+def test_the_state_folder_is_known_while_other_settings_are_broken(
+    homeless: dict[str, str], tmp_path: Path
+) -> None:
+    broken = homeless | {"HOPTELL_PORT": "x", "HOPTELL_HOME": str(tmp_path)}
+    assert state_folder(broken) == tmp_path
+    assert refused(state_folder, homeless).startswith("there is no home folder")
+    assert usual_state_folder(homeless) is None
+    assert usual_state_folder({"HOME": "/h"}) == Path("/h/.hoptell")
 
 
 def test_without_a_home_folder_no_token_is_made(homeless: dict[str, str]) -> None:

@@ -7,12 +7,11 @@ Code reads the notice from standard error.
 import json
 import os
 import sys
-from pathlib import Path
 
 import click
 
 from hoptell.errors import HoptellError
-from hoptell.settings import Values
+from hoptell.settings import state_folder
 from hoptell.setup.hooks import settings
 
 WAKE = 2
@@ -47,7 +46,7 @@ def hook_command(exit_code: int) -> None:
     claude = registry.agent_process() if os.environ.get("CLAUDECODE") else None
     if claude is None:
         raise HoptellError("Claude Code runs this by itself: see 'hoptell hooks'")
-    notice = hook.listen(_home(), claude, take_over=_event() in hook.TAKES_OVER)
+    notice = hook.listen(state_folder(), claude, take_over=_event() in hook.TAKES_OVER)
     if notice is None:
         return
     # os._exit: no clean-up of Python's may turn the wake-up into something else.
@@ -62,8 +61,3 @@ def _event() -> str:
     except (ValueError, AttributeError):
         return ""
     return event if isinstance(event, str) else ""
-
-
-def _home() -> Path:
-    configured = Values.load().get("HOPTELL_HOME")
-    return Path(configured).expanduser() if configured else Path.home() / ".hoptell"

@@ -36,12 +36,15 @@ class Session(msgspec.Struct):
 
 
 class Presence:
-    """Keeps the file of this process's session up to date, and is the `Wake` that notes it."""
+    """Keeps the file of this process's session up to date, and is the `Wake` that notes it.
 
-    def __init__(self, home: Path, name: str, wake: Wake) -> None:
+    Without a state folder, `home`, there is no file.
+    """
+
+    def __init__(self, home: Path | None, name: str, wake: Wake) -> None:
         self._wake = wake
         self._session = Session(name, time.time())
-        self._file = home / "run" / f"session.{processes.current()}"
+        self._file = None if home is None else home / "run" / f"session.{processes.current()}"
         self._written: Session | None = None
 
     def update(self, mode: str, proven: bool) -> None:
@@ -61,7 +64,7 @@ class Presence:
         self._write()
 
     def _write(self) -> None:
-        if self._session == self._written:
+        if self._file is None or self._session == self._written:
             return
         temporary = self._file.with_name(f"session.new.{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -77,8 +80,9 @@ class Presence:
 
     def close(self) -> None:
         """The session ends."""
-        with contextlib.suppress(OSError):
-            self._file.unlink()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
 
 
 def sessions(home: Path) -> list[tuple[Process, Session]]:

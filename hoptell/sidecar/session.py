@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from mcp.server.runner import serve_loop
 
 from hoptell.errors import HoptellError
-from hoptell.settings import PeerSettings, default_name, load_peer_settings
+from hoptell.settings import PeerSettings, default_name, load_peer_settings, state_folder
 from hoptell.sidecar import texts
 from hoptell.sidecar.channel import CAPABILITY, ChannelWake
 from hoptell.sidecar.delivery import RelaySide
@@ -86,20 +86,20 @@ class Session:
     def __init__(self, wire: Wire) -> None:
         settings, problem = _settings()
         self._name = (settings and settings.name) or default_name()
-        self._home = settings.home if settings else None
+        self._home = settings.home if settings else _home()
         push = settings.push if settings else None
         in_tmux = push == "tmux"
 
         self._wire = wire
         self._waking = Waking(
             push,
-            self._home or Path.home() / ".hoptell",
+            self._home,
             ChannelWake(wire),
             listen_command=texts.listen_command(self._name, self._home),
             unread=self._unread,
             on_change=self._waking_changed,
         )
-        self._presence = Presence(self._home or Path.home() / ".hoptell", self._name, self._waking)
+        self._presence = Presence(self._home, self._name, self._waking)
         self._mailbox = Mailbox(self._presence, fed_by_others=in_tmux)
         self._relay = RelaySide(load_peer_settings, self._mailbox, wake=None, send_only=in_tmux)
         self._tasks = [
@@ -164,6 +164,14 @@ def _settings() -> tuple[PeerSettings | None, HoptellError | None]:
         return load_peer_settings(), None
     except HoptellError as problem:
         return None, problem
+
+
+def _home() -> Path | None:
+    """Where the hook looks for this sidecar even while other settings are broken."""
+    try:
+        return state_folder()
+    except HoptellError:
+        return None
 
 
 async def _reason_to_end(parent: int) -> None:

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hoptell.settings import usual_state_folder
+
 MAX_BYTES = 2048
 MAX_COMMAND_BYTES = 400
 """A longer listen command, with its paths, would not leave room for the rest."""
@@ -70,7 +72,7 @@ def way_of(mode: str, name: str, home: Path | None) -> Way:
 def listen_command(name: str, home: Path | None) -> str:
     """The shell command that waits on the inbox of `name`, whatever PATH and settings say."""
     command = shlex.join([sys.executable or "python3", "-m", "hoptell", "listen", name])
-    if home is not None and home != Path.home() / ".hoptell":
+    if home is not None and home != usual_state_folder():
         command = f"HOPTELL_HOME={shlex.quote(str(home))} {command}"
     return command if len(command.encode()) <= MAX_COMMAND_BYTES else f"hoptell listen {name}"
 

@@ -35,16 +35,16 @@ handshake waits for it, and has to be answered within a second."""
 class Waking:
     """Announces in the way that works in this session, and says which it is.
 
-    An async context manager. `push` is HOPTELL_PUSH; `channel` is the way of that name, which
-    needs the client's wire; `listen_command` waits on the inbox; `unread` says whether messages
-    wait; `on_change` is called when
-    an announcement that failed may now succeed, or when `shown` may have changed.
+    An async context manager. `push` is HOPTELL_PUSH; `home` the state folder, where hooks find
+    this session, if there is one; `channel` is the way of that name, which needs the client's
+    wire; `listen_command` waits on the inbox; `unread` says whether messages wait; `on_change`
+    is called when an announcement that failed may now succeed, or when `shown` may have changed.
     """
 
     def __init__(
         self,
         push: str | None,
-        home: Path,
+        home: Path | None,
         channel: Wake,
         *,
         listen_command: str,
@@ -183,8 +183,8 @@ class Waking:
 # What can be told from the processes around us. Not on Windows, where there is no hook either.
 
 
-def _hook(home: Path, on_change: Callable[[], None]) -> "HookWake | None":
-    if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
+def _hook(home: Path | None, on_change: Callable[[], None]) -> "HookWake | None":
+    if home is None or os.name != "posix" or not hasattr(socket, "AF_UNIX"):
         return None
     from hoptell.sidecar import claude
 

@@ -172,6 +172,40 @@ async def test_what_is_missing_is_said_by_the_tools_and_holds_nothing_up(
                 assert await sidecar.wait() == 0
 
 
+NO_HOME = (
+    "import os, sys; os.getuid = lambda: 54321; sys.argv = ['hoptell', 'mcp'];"
+    "from hoptell.cli import main; main()"
+)
+"""Runs as a user id without a name and so, without HOME, has no home folder."""
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"), [("", "set HOME or HOPTELL_HOME"), ("state", "there is no token")]
+)
+async def test_without_a_home_folder_it_answers_and_says_what_to_set(
+    tmp_path: Path, folder: str, said: str
+) -> None:
+    env = environment(tmp_path, HOPTELL_HOME=str(tmp_path / folder) if folder else "")
+    del env["HOME"]
+    async with raw_sidecar(env, sys.executable, "-c", NO_HOME) as sidecar:
+        with within(START_TIMEOUT):
+            await sidecar.handshake()
+            result = await sidecar.result("list_peers")
+    assert result["isError"]
+    assert said in text_of(result)
+
+
+async def test_its_state_folder_is_the_hooks_while_other_settings_are_broken(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    env = environment(tmp_path, HOPTELL_HOME=str(state), HOPTELL_ROLES="all")
+    async with raw_sidecar(env) as sidecar:
+        await sidecar.handshake()
+        assert (await sidecar.result("list_peers"))["isError"]
+        assert [file.name.split(".")[0] for file in (state / "run").iterdir()] == ["session"]
+
+
 async def test_a_relay_that_starts_later_is_found(tmp_path: Path) -> None:
     port = a_port_where_nobody_is()
     settings = {"HOPTELL_RELAY": f"ws://127.0.0.1:{port}", "HOPTELL_TOKEN": TOKEN}
