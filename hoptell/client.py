@@ -232,7 +232,7 @@ class RelayClient:
             LoginRefused, ConfigurationError: as `wait_connected`.
         """
         if len(text) > frames.MAX_TEXT_LENGTH:  # it might not fit into a frame
-            raise Refused(text_too_long(len(text)), reason="invalid")
+            raise Refused(frames.text_too_long(len(text)), reason="invalid")
         key = key or secrets.token_urlsafe(24)
         frame = frames.Send(self._new_id(), to, text, ttl=ttl, reply_to=reply_to, key=key)
         return await self._request(frame, frames.Ack)
@@ -632,11 +632,3 @@ def _is_lasting(problem: Exception | None) -> bool:
 def check_name(name: str) -> str:
     """The name to look from without taking `name`: `<name>-check`, which its owner owns too."""
     return f"{name[: MAX_NAME_LENGTH - 2]}-check"[:MAX_NAME_LENGTH]
-
-
-def text_too_long(length: int) -> str:
-    """The sentence for a text over the limit."""
-    return (
-        f"the text has {length:,} characters; at most {frames.MAX_TEXT_LENGTH:,} are allowed:"
-        " shorten it, or name a file or commit instead"
-    )

@@ -24,16 +24,7 @@ class ConfigurationError(HoptellError):
 
 
 class ProtocolError(HoptellError):
-    """The other side sent something that is not the wire protocol.
-
-    Attributes:
-        code: the close code that answers it before login (frames.CLOSE_*).
-    """
-
-    def __init__(self, reason: str, *, code: int = 4001) -> None:
-        self.reason = reason
-        self.code = code
-        super().__init__(reason)
+    """The other side sent something that is not the wire protocol."""
 
 
 class Refused(HoptellError):

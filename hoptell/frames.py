@@ -8,7 +8,7 @@ a frame takes less time than `json.loads` alone.
 """
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -181,7 +181,7 @@ _encoder = msgspec.json.Encoder()
 _client_frames = msgspec.json.Decoder(ClientFrame)
 _relay_frames = msgspec.json.Decoder(RelayFrame)
 _anything = msgspec.json.Decoder()
-_RELAY_FRAME_TYPES = {"welcome", "ack", "error", "peers", "message"}
+_RELAY_FRAME_TYPES = {frame.__struct_config__.tag for frame in get_args(RelayFrame)}
 
 encode = _encoder.encode
 """Turn a frame into the UTF-8 bytes of a text frame."""
@@ -215,6 +215,14 @@ def decode_relay_frame(data: bytes | bytearray | str) -> RelayFrame | None:
         if _type_of(data) not in _RELAY_FRAME_TYPES:
             return None
         raise _protocol_error(error) from None
+
+
+def text_too_long(length: int) -> str:
+    """The sentence for a text of more than MAX_TEXT_LENGTH characters, on whichever side."""
+    return (
+        f"the text has {length:,} characters; at most {MAX_TEXT_LENGTH:,} are allowed: shorten it,"
+        " or name a file or commit instead"
+    )
 
 
 def salvage_id(data: bytes | bytearray | str) -> FrameId | msgspec.UnsetType:

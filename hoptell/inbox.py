@@ -33,9 +33,8 @@ back under a name that says how far it was read: one rename, no second file to a
 if `seen` is new, so clock steps and several storing processes cannot disturb the order. What
 was announced can later be remembered as the largest number that was.
 
-**Waiting** arms the file system's events first, then looks, then waits: nothing falls between.
-Every few seconds it looks all the same, for claims of dead processes and lost events. Where no
-events can be had (limits exhausted) it looks more often instead.
+**Waiting** arms the file system's events first (watch.py), then looks, then waits: nothing falls
+between. Every few seconds it looks all the same, for claims of dead processes and lost events.
 
 Every method may block for as long as the disk takes (and storing up to 10 s for the lock);
 all are safe to call from several threads.
@@ -55,7 +54,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -64,6 +62,7 @@ from hoptell.departure import Departure
 from hoptell.errors import InboxError
 from hoptell.frames import Message, encode
 from hoptell.names import is_name, name_problem
+from hoptell.watch import Watch
 
 SEEN_DELIVERIES = 1_000
 """How many delivery ids are remembered."""
@@ -73,10 +72,6 @@ LEAST_FRAME_LENGTH = 300
 """Characters that stand around a message's text at least when it is shown."""
 LOCK_TIMEOUT = 10.0
 """Seconds to wait while another process stores; far more than it takes."""
-LOOK_INTERVAL = 5.0
-"""Seconds between looks while waiting for events: 0.002 % of a core."""
-POLL_INTERVALS = (0.02, 0.25)
-"""Seconds between looks where there are no events: at first, and after backing off (0.04 %)."""
 UNKNOWN_CLAIM_TIMEOUT = 600.0
 """Seconds after which a claim returns whose process cannot be seen (it is in a container)."""
 
@@ -430,7 +425,7 @@ class Inbox:
             return found
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
-        with _Watch(self.folder, lambda: loop.call_soon_threadsafe(arrived.set)) as watch:
+        with Watch(self.folder, lambda: loop.call_soon_threadsafe(arrived.set)) as watch:
             for pause in watch.pauses(timeout):
                 arrived.clear()
                 if self._anything():
@@ -445,7 +440,7 @@ class Inbox:
         if (found := self._anything()) or timeout == 0:
             return found
         arrived = threading.Event()
-        with _Watch(self.folder, arrived.set) as watch:
+        with Watch(self.folder, arrived.set) as watch:
             for pause in watch.pauses(timeout):
                 arrived.clear()
                 if self._anything():
@@ -650,64 +645,6 @@ class _Seen:
             yield handle
         finally:
             os.close(handle)
-
-
-class _Watch:
-    """Calls `arrived`, in a thread of its own, when a file appears in a folder."""
-
-    def __init__(self, folder: Path, arrived: Callable[[], object]) -> None:
-        self._folder = folder
-        self._arrived = arrived
-        self._observer: Any = None
-
-    def __enter__(self) -> "_Watch":
-        self._observer = _observe(self._folder, self._arrived)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._observer is not None:
-            self._observer.stop()
-            self._observer.join()
-
-    def pauses(self, timeout: float | None) -> Iterator[float]:
-        """For how many seconds to wait for `arrived` before looking again, until the time is up."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause, longest = POLL_INTERVALS if self._observer is None else (LOOK_INTERVAL,) * 2
-        while True:
-            left = longest if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return
-            yield min(pause, left)
-            pause = min(pause * 1.5, longest)
-
-
-def _observe(folder: Path, arrived: Callable[[], object]) -> Any:
-    """Start watching; None where the system gives no events."""
-    # Here, since it takes 25 ms that storing and claiming do not need.
-    from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent
-    from watchdog.events import FileSystemEventHandler as Handler
-    from watchdog.observers import Observer
-    from watchdog.observers.polling import PollingObserver
-
-    class Arrivals(Handler):
-        def on_any_event(self, event: FileSystemEvent) -> None:
-            arrived()
-
-    if Observer is PollingObserver:
-        return None
-    observer = None
-    try:
-        observer = Observer()
-        # Only these: looking into the folder is itself an event.
-        events: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent]
-        observer.schedule(Arrivals(), str(folder), event_filter=events)
-        observer.start()
-    except (OSError, RuntimeError) as error:  # inotify's limits; no more threads
-        _log.info("no file system events for %s (%s): looking regularly instead", folder, error)
-        if observer is not None:
-            observer.stop()
-        return None
-    return observer
 
 
 class _Unreadable(Exception):

@@ -5,14 +5,15 @@ Names double as file names and tmux session names, so the alphabet is small (SPE
 
 import re
 
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 MAX_NAME_LENGTH = 64
+NAME_PATTERN = f"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}"
 MAX_ROLES = 16
 EVERYONE = "all"
 """The role that every peer has and nobody may announce."""
 
 NAME_RULE = (
-    "1 to 64 letters, digits, '-' or '_', starting with a letter or digit (for example alice-2)"
+    f"1 to {MAX_NAME_LENGTH} letters, digits, '-' or '_', starting with a letter or digit (for"
+    " example alice-2)"
 )
 
 _is_name = re.compile(NAME_PATTERN, re.ASCII).fullmatch

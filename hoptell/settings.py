@@ -98,6 +98,12 @@ def default_name() -> str:
     return f"{machine_name()}-{os.getpid()}"
 
 
+def relay_url(host: str, port: int, *, tls: bool = False) -> str:
+    """The URL of a relay that listens on this host name or address."""
+    scheme = "wss" if tls else "ws"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 def load_relay_settings(
     environ: Mapping[str, str] | None = None, **options: object
 ) -> RelaySettings:
@@ -132,7 +138,7 @@ def load_peer_settings(environ: Mapping[str, str] | None = None, **options: obje
     """
     values = Values.load(environ)
     found: dict[str, Any] = {
-        "relay": values.parse("HOPTELL_RELAY", _relay_url) or _local_relay(values),
+        "relay": values.parse("HOPTELL_RELAY", _checked_url) or _local_relay(values),
         "token": values.get("HOPTELL_TOKEN"),
         "name": values.parse("HOPTELL_NAME", _name),
         "roles": values.parse("HOPTELL_ROLES", _roles),
@@ -406,10 +412,10 @@ def _local_relay(values: Values) -> str:
     host = values.get("HOPTELL_HOST") or DEFAULT_HOST
     host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
-    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
+    return relay_url(host, port)
 
 
-def _relay_url(text: str) -> str:
+def _checked_url(text: str) -> str:
     # urlsplit's and its port's own ValueErrors may quote the URL.
     try:
         parts = urlsplit(text)

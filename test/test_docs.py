@@ -102,7 +102,7 @@ SHOWN = {name: command for name, command in COMMANDS.items() if not command.hidd
 def test_the_readme_begins_with_the_two_commands_that_do_everything() -> None:
     start, tests = code_blocks(README, "sh")[:2]
     assert start.strip().endswith("/hoptell relay")
-    assert tests.strip().endswith("/pytest -q -n logical")
+    assert tests.strip().endswith("/pytest -q -n 4")
     for command in (start, tests):
         assert command.count("\n") == 1 and command.startswith("python3 -m venv .venv && ")
     assert README.index(tests) < README.index("\n## ")

@@ -222,9 +222,8 @@ NOT_FRAMES = [
 
 @pytest.mark.parametrize("data", NOT_FRAMES, ids=range(len(NOT_FRAMES)))
 def test_what_is_not_one_json_object_is_a_protocol_error(data: bytes) -> None:
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(ProtocolError):
         decode_client_frame(data)
-    assert caught.value.code == frames.CLOSE_BAD_HELLO
     with pytest.raises(ProtocolError):
         decode_relay_frame(data)
     assert salvage_id(data) is msgspec.UNSET

@@ -17,7 +17,7 @@ import pytest
 from support.inbox import NAME, ids, message, process, run
 
 from hoptell import inbox as inbox_module
-from hoptell import processes
+from hoptell import processes, watch
 from hoptell.errors import InboxError
 from hoptell.frames import encode
 from hoptell.inbox import SEEN_DELIVERIES, Inbox, release, settle
@@ -712,7 +712,7 @@ def test_ten_thousand_waiting_files_slow_nothing_down(
 @pytest.fixture(params=["events", "polling"])
 def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "polling":
-        monkeypatch.setattr(inbox_module, "_observe", lambda folder, arrived: None)
+        monkeypatch.setattr(watch, "_observe", lambda folder, arrived: None)
     return str(request.param)
 
 
@@ -793,7 +793,7 @@ async def test_a_consumer_wakes_for_a_claim_that_is_put_back(inbox: Inbox) -> No
 async def test_a_consumer_wakes_for_the_claim_of_a_killed_process(
     inbox: Inbox, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_module, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
     inbox.store(message())
     with process("hold", home, NAME, 1) as child:
         assert child.stdout and child.stdout.readline()
@@ -812,8 +812,8 @@ async def test_a_message_that_comes_while_the_watch_is_armed_is_not_missed(
         Inbox(home, NAME).store(message(str(time.monotonic_ns())))
         return None  # and no event ever comes
 
-    monkeypatch.setattr(inbox_module, "_observe", store_first)
-    monkeypatch.setattr(inbox_module, "POLL_INTERVALS", (60.0, 60.0))
+    monkeypatch.setattr(watch, "_observe", store_first)
+    monkeypatch.setattr(watch, "POLL_INTERVALS", (60.0, 60.0))
     async with asyncio.timeout(2):
         assert await inbox.wait()
     ids(inbox, remove=True)

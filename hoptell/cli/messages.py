@@ -376,8 +376,6 @@ def _text(ctx: click.Context, words: tuple[str, ...]) -> str:
 
 
 def _standard_input() -> str:
-    from hoptell.client import text_too_long
-
     if sys.stdin is None:
         raise HoptellError("standard input is closed: there is no message to read")
     most = 4 * frames.MAX_TEXT_LENGTH  # in UTF-8
@@ -391,7 +389,7 @@ def _standard_input() -> str:
             ) from None
         text = data.decode(errors="replace")
     if len(text) > frames.MAX_TEXT_LENGTH:
-        raise HoptellError(text_too_long(len(text)))
+        raise HoptellError(frames.text_too_long(len(text)))
     return text
 
 

@@ -1,1 +1,16 @@
-"""The relay: authenticates peers, routes messages, holds what is not yet confirmed."""
+"""The relay: authenticates peers, routes messages, holds what is not yet confirmed (SPEC.md, 3).
+
+model.py        what the core works with, and the effects in which it says what is to be done
+rate.py         how often one name may send
+core.py         who is there, what waits, what is in flight. No I/O, no clock
+credentials.py  shared token, members file
+store.py        the journal's database
+journal.py      what must outlive the process: a null one, and SQLite in a thread of its own
+websocket.py    one connection: websockets' sans-I/O protocol on an asyncio transport
+listening.py    sockets, and why one cannot be had
+log.py          one line an event, to standard error
+metrics.py      what is counted, as Prometheus text
+tls.py          the certificate that the relay serves itself
+server.py       the shell: performs what the core decides, once a loop turn
+daemon.py       the process: signals, event loop, limits of the system
+"""

@@ -79,9 +79,8 @@ MAX_REASON_BYTES = 123
 _is_reference = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
 ).fullmatch
-T = TypeVar("T")
-
 _is_wake_mode = re.compile(r"[a-z][a-z-]{0,31}", re.ASCII).fullmatch
+_T = TypeVar("_T")
 
 
 class Relay:
@@ -225,8 +224,8 @@ class Relay:
             id: the frame's own `id` where it could be salvaged.
         """
         if connection.state == "connecting":
-            self._log("login refused", code=error.code)
-            self._close(connection, error.code, str(error), now)
+            self._log("login refused", code=frames.CLOSE_BAD_HELLO)
+            self._close(connection, frames.CLOSE_BAD_HELLO, str(error), now)
         elif connection.state == "open":
             self._log("refused", name=connection.name, reason="frame")
             self.effects.append(Write(connection, frames.Error(str(error), id)))
@@ -768,9 +767,9 @@ def _numbered(start: str, *, digits: int) -> Iterator[str]:
             yield start_of_many + last_digits
 
 
-def _until(entries: Iterable[tuple[T, float]], now: float) -> list[T]:
+def _until(entries: Iterable[tuple[_T, float]], now: float) -> list[_T]:
     """The leading entries whose time has come; they stand in the order of their times."""
-    due: list[T] = []
+    due: list[_T] = []
     for entry, at in entries:
         if at > now:
             break
@@ -801,10 +800,7 @@ def _check_send(frame: frames.Send) -> None:
     if not text or text.isspace():
         problem = "the text is empty: say something"
     elif len(text) > frames.MAX_TEXT_LENGTH:
-        problem = (
-            f"the text has {len(text):,} characters; at most {frames.MAX_TEXT_LENGTH:,} are"
-            " allowed: shorten it, or name a file or commit instead"
-        )
+        problem = frames.text_too_long(len(text))
     elif frame.ttl is not None and not 1 <= frame.ttl <= frames.MAX_TTL:
         problem = f"ttl is a whole number of seconds from 1 to {frames.MAX_TTL}"
     elif frame.key is not None and not _is_key(frame.key):

@@ -43,7 +43,9 @@ PLACEHOLDERS = ("change-me", "changeme", "replace")
 MAX_FILE_BYTES = 16 * 1024 * 1024
 """Of a members file: far more than a relay has names for, and no trouble to read."""
 
-NEW_TOKEN = "use at least 16 random characters, for example from `openssl rand -hex 32`"
+NEW_TOKEN = (
+    f"use at least {MIN_TOKEN_LENGTH} random characters, for example from `openssl rand -hex 32`"
+)
 
 _is_hash = re.compile(r"[0-9a-f]{64}", re.IGNORECASE | re.ASCII).fullmatch
 

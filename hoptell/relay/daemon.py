@@ -10,10 +10,9 @@ import sys
 from collections.abc import Callable
 
 from hoptell.relay.credentials import Credentials
-from hoptell.relay.listening import url
 from hoptell.relay.log import EventLog
 from hoptell.relay.server import RelayServer
-from hoptell.settings import RelaySettings
+from hoptell.settings import RelaySettings, relay_url
 
 MAX_FILES = 1 << 20
 """Open files to ask the system for: one a connection."""
@@ -29,7 +28,11 @@ def run(
     log: EventLog,
     sockets: list[socket.socket],
 ) -> None:
-    """Run a relay until SIGTERM or SIGINT; SIGHUP reloads the members."""
+    """Run a relay until SIGTERM or SIGINT; SIGHUP reads members file and certificate again.
+
+    Raises:
+        ConfigurationError: the journal or the certificate cannot be used.
+    """
     _allow_many_files()
     _spend_less_on_memory()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -63,7 +66,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     await server.start(sockets)
     for host, port in server.addresses:
-        log.note("listening", url(host, port, tls=settings.tls_cert is not None))
+        log.note("listening", relay_url(host, port, tls=settings.tls_cert is not None))
     if settings.journal is None:
         log.note("memory only", "without a journal, what is queued is lost when the relay stops")
     await stopping.wait()

@@ -44,10 +44,7 @@ MAINTENANCE_INTERVAL = 60.0
 
 
 class Journal(Protocol):
-    """Where the shell brings records; it calls back when they are on disk, or cannot be."""
-
-    def restore(self, *, epoch: float) -> Restored:
-        """What an earlier relay kept. `epoch` is Unix time minus the relay's `now`."""
+    """Where the shell brings records; their receipts become durable once they are on disk."""
 
     def record(self, record: Record) -> None:
         """Note one record of the effects, in their order; returns at once."""
@@ -56,14 +53,13 @@ class Journal(Protocol):
         """Everything of this loop turn was noted: write it."""
 
     def close(self) -> None:
-        """Write what was noted, and let go of the file. Blocks until that is done."""
+        """Write what was noted, and let go of the file. Blocks until that is done, or for
+        CLOSE_TIMEOUT: a disk that takes longer keeps the file from other relays meanwhile.
+        """
 
 
 class NullJournal:
     """No journal: what the relay holds lives as long as its process."""
-
-    def restore(self, *, epoch: float) -> Restored:
-        return Restored([], [], [])
 
     def record(self, record: Record) -> None:
         if type(record) is Accepted:
@@ -84,6 +80,7 @@ class SqliteJournal:
         loop: the event loop whose thread calls `record` and `flush`, and is called back.
         on_durable: called with the accepted messages that are on disk now, in order.
         on_failed: called with those that could not be written, and never will be.
+        key_lifetime: seconds after which an idempotency key is dropped from the file.
 
     Raises:
         ConfigurationError: the file cannot be used; it was left as it was.
@@ -116,6 +113,10 @@ class SqliteJournal:
         self._thread = threading.Thread(target=self._run, name="hoptell-journal", daemon=True)
 
     def restore(self, *, epoch: float) -> Restored:
+        """Read what an earlier relay kept, and begin to write; once, before anything else.
+
+        `epoch` is Unix time minus the relay's `now`.
+        """
         kept = self._store.load(epoch)
         self._thread.start()
         return kept
@@ -141,7 +142,6 @@ class SqliteJournal:
             self._batches.put(self._next)
         self._batches.put(None)
         self._thread.join(CLOSE_TIMEOUT)
-        os.close(self._lock)
 
     def _write(self) -> None:
         batch, self._next = self._next, Batch()
@@ -185,6 +185,7 @@ class SqliteJournal:
                 self._tell(self._written, batch)
                 self._store.maintain(every=MAINTENANCE_INTERVAL)
         self._store.close()
+        os.close(self._lock)  # not before: another relay would read what is still being written
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits to hear it

@@ -52,12 +52,6 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def url(host: str, port: int, *, tls: bool = False) -> str:
-    """The relay's URL on an address."""
-    scheme = "wss" if tls else "ws"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
 def _resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     name = None if host == "*" else host
     try:

@@ -18,7 +18,7 @@ from hoptell import frames
 
 @dataclass(frozen=True)
 class Limits:
-    """Every bound and span of SPEC.md section 3, once. Spans are in seconds."""
+    """The bounds and spans of SPEC.md section 3 that the core keeps. Spans are in seconds."""
 
     in_flight: int = 50
     """Deliveries sent to one connection and not yet confirmed."""

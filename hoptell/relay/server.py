@@ -1,4 +1,4 @@
-"""The relay's daemon: sockets, HTTP, signals and one timer around the core (SPEC.md, 3).
+"""The shell around the core: connections, HTTP, journal, log and one timer (SPEC.md, 3).
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
@@ -85,10 +85,11 @@ class Timing:
 
 
 class RelayServer:
-    """One relay: `start` it, `stop` it, and `reload` its members in between.
+    """One relay: `start` it, `stop` it, and `reload` members and certificate in between.
 
-    `settings` gives the rate, the members file and the journal; `limits`, `timing` and `clock`
-    (monotonic seconds) are for tests.
+    `settings` gives the rate, the members file, the journal and the certificate; on which
+    sockets it listens, `start` is told. `limits`, `timing` and `clock` (monotonic seconds) are
+    for tests.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Waking Claude Code from its sidecar: by the hook's listener, else by a channel.
+"""Waking Claude Code from its sidecar: by the listener of its hooks (channel.py is the other way).
 
 The listener (hook.py) connects to a socket of ours, and that it is there proves that this
 session can be woken: nothing else could have connected. An announcement is made when the

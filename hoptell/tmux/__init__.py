@@ -9,4 +9,5 @@ session.py     start the agent in a session of its own
 launch.py      becomes the agent, inside the pane
 status.py      what the injector does and why it holds, for the doctor
 injector.py    deliveries from the relay into the pane
+__main__.py    which of the two runs inside the session: launch or injector
 """

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from support.relay import PATIENCE, login, relay_process, running_relay
 
 from hoptell.relay import journal as module
+from hoptell.relay.model import Limits
 from hoptell.relay.store import Batch, Store
 
 
@@ -290,3 +292,36 @@ async def test_a_real_full_disk_refuses_messages_and_the_relay_recovers(tmp_path
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+# A crowd
+
+
+@pytest.mark.parametrize("journalled", [False, True])
+async def test_a_thousand_peers_that_drop_at_once_lose_nothing(file, journalled):
+    """Each has one message in flight and one in the queue behind it, and comes back for them."""
+    count = 1000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * count:
+        pytest.skip("too few open files are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * count), hard))
+    names = [f"peer-{number}" for number in range(count)]
+    async with (
+        asyncio.timeout(50),
+        running_relay(journal=file if journalled else None, limits=Limits(in_flight=1)) as relay,
+    ):
+        peers = await asyncio.gather(*(relay.login(name) for name in names))
+        bob = await relay.login("bob")
+        for text in ("first", "second"):
+            assert (await bob.ask(type="send", id=text, to="@all", text=text))["count"] == count
+        before = [await peer.receive() for peer in peers]
+        for peer in peers:
+            peer.abort()
+        peers = await asyncio.gather(*(relay.login(name) for name in names))
+        for peer, message in zip(peers, before, strict=True):
+            assert await peer.receive() == message  # the same delivery again
+            await peer.got(message)
+            second = await peer.receive()
+            assert second["text"] == "second"
+            await peer.got(second)
+            assert (await peer.ask(type="list", id=1))["type"] == "peers"  # and nothing else

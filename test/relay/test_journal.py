@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -565,12 +566,35 @@ async def test_closing_writes_what_was_recorded(file):
     assert rows(file, "SELECT count(*) FROM deliveries") == [(1,)]
 
 
+async def test_a_disk_slower_than_the_relays_end_keeps_the_file_from_the_next_relay(
+    file, monkeypatch
+):
+    finish = threading.Event()
+    commit = Store.commit
+
+    def slow(made: Store, batch: Batch) -> None:
+        assert finish.wait(10)
+        commit(made, batch)
+
+    monkeypatch.setattr(Store, "commit", slow)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.05)
+    try:
+        async with journal(file) as (made, _told):
+            made.record(accepted_messages(1)[0])
+        with pytest.raises(ConfigurationError, match=f"pid {os.getpid()} uses the journal"):
+            lock_file(file)
+    finally:
+        finish.set()
+        await asyncio.to_thread(made._thread.join, 10)
+    os.close(lock_file(file))
+    assert rows(file, "SELECT count(*) FROM deliveries") == [(1,)]
+
+
 def test_without_a_journal_a_message_is_released_at_once():
     [accepted] = accepted_messages(1)
     assert not accepted.receipt.durable
     NullJournal().record(accepted)
     assert accepted.receipt.durable
-    assert NullJournal().restore(epoch=0).deliveries == []
 
 
 # Taking back

@@ -36,11 +36,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from hoptell.relay.credentials import Credentials
-from hoptell.relay.listening import listen, url
+from hoptell.relay.listening import listen
 from hoptell.relay.log import EventLog
 from hoptell.relay.model import Limits
 from hoptell.relay.server import RelayServer, Timing
-from hoptell.settings import Rate, RelaySettings
+from hoptell.settings import Rate, RelaySettings, relay_url
 
 TOKEN = "a-token-for-tests-only"
 PATIENCE = 5.0
@@ -116,7 +116,7 @@ class RunningRelay:
         self.server = server
         self.token = token
         host, self.port = server.addresses[0]
-        self.url = url(host, self.port, tls=server._settings.tls_cert is not None)
+        self.url = relay_url(host, self.port, tls=server._settings.tls_cert is not None)
         self._output = output
         self._clients: list[Client] = []
 
@@ -206,7 +206,7 @@ class RelayProcess:
 
     @property
     def url(self) -> str:
-        return url("127.0.0.1", self.port)
+        return relay_url("127.0.0.1", self.port)
 
     @property
     def pid(self) -> int:
