@@ -589,7 +589,7 @@ class _Connect(connect):
 
 def _way_to(url: str) -> connect:
     uri = parse_uri(url)
-    remote = not _is_loopback(uri.host)
+    remote = not is_loopback(uri.host)
     return _Connect(
         url,
         compression=None,
@@ -615,7 +615,8 @@ async def _close(connection: _Connection) -> None:
         connection.transport.abort()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a URL's host is this machine, as far as the name alone tells."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

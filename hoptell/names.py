@@ -43,6 +43,11 @@ def roles_problem(roles: list[str]) -> str | None:
     return None
 
 
+def split_roles(text: str) -> list[str]:
+    """The roles in a list with commas between them, each once; `roles_problem` checks them."""
+    return list(dict.fromkeys(role for part in text.split(",") if (role := part.strip())))
+
+
 def address_problem(address: str) -> str | None:
     """Say in one sentence why nothing can be sent to `address`; None if it can."""
     if is_name(address.removeprefix("@")):

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hoptell.errors import ConfigurationError
-from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem
+from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem, split_roles
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
+FILE_HEAD = "# hoptell's settings (README.md lists them). Keep the token to yourself.\n"
+"""The first line of a new settings file."""
 MAX_FILE_LENGTH = 1024 * 1024
 """Characters of a settings file."""
 WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
@@ -325,7 +327,7 @@ def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple
 
 def _new_lines(before: str, values: Mapping[str, str]) -> str:
     if not before:
-        start = "# hoptell's settings (README.md lists them). Keep the token to yourself.\n"
+        start = FILE_HEAD
     else:
         start = "" if before.endswith("\n") else "\n"
     return start + "".join(f"{name}={value}\n" for name, value in values.items())
@@ -341,10 +343,19 @@ def _wait_for_lock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
 
 
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.~+/=:@,-]+", re.ASCII)
 _QUOTED_VALUE = re.compile(
     r"""[^=]*=\s*(?:'(?P<single>(?:\\.|[^'\\])*)'|"(?P<double>(?:\\.|[^"\\])*)")""", re.DOTALL
 )
 _DOUBLE_QUOTE_ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": "\n"}
+
+
+def quoted(value: str) -> str:
+    """A value as a settings file has it, so that reading gives exactly this."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 def _exact_value(binding: "Binding") -> str:
@@ -485,7 +496,7 @@ def _name(text: str) -> str:
 
 
 def _roles(text: str) -> tuple[str, ...]:
-    roles = list(dict.fromkeys(role for part in text.split(",") if (role := part.strip())))
+    roles = split_roles(text)
     if roles_problem(roles) is not None:
         raise ValueError(
             f"it is a list of up to {MAX_ROLES} roles with commas between them, and without"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hoptell.errors import ConfigurationError, HoptellError
-from hoptell.names import name_problem, roles_problem
+from hoptell.names import name_problem, roles_problem, split_roles
 from hoptell.settings import PeerSettings, load_peer_settings
 
 if TYPE_CHECKING:  # imported where it is used: `hoptell tmux --help` needs no libtmux
@@ -25,7 +25,7 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
 def _roles(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     if value is None:
         return None
-    roles = list(dict.fromkeys(role for part in value.split(",") if (role := part.strip())))
+    roles = split_roles(value)
     if problem := roles_problem(roles):
         raise click.BadParameter(problem)
     return tuple(roles)

@@ -17,7 +17,7 @@ from io import BytesIO
 from urllib.parse import urlsplit
 
 from hoptell import explain, frames
-from hoptell.client import RelayClient, check_name
+from hoptell.client import RelayClient, check_name, is_loopback
 from hoptell.doctor.basics import source_of
 from hoptell.doctor.report import Line, sentence_and_fix, span
 from hoptell.errors import HoptellError, LoginRefused
@@ -108,7 +108,7 @@ class Way:
 
     def _relay(self) -> Line:
         source = source_of(self._environ, "HOPTELL_RELAY")
-        if not self._tls and not self._is_here():
+        if not self._tls and not is_loopback(self._host):
             return Line(
                 "relay",
                 "info",
@@ -117,15 +117,9 @@ class Way:
             )
         return Line("relay", "ok", f"{self._address}, from {source}")
 
-    def _is_here(self) -> bool:
-        try:
-            return ipaddress.ip_address(self._host).is_loopback
-        except ValueError:
-            return self._host == "localhost"
-
     def _proxy(self) -> str | None:
         """The variable that names a proxy for the relay, if one does."""
-        if self._is_here() or urllib.request.proxy_bypass(f"{self._host}:{self._port}"):
+        if is_loopback(self._host) or urllib.request.proxy_bypass(f"{self._host}:{self._port}"):
             return None
         proxies = urllib.request.getproxies()
         kinds = ("socks", "https") if self._tls else ("socks", "https", "http")

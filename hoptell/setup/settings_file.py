@@ -5,7 +5,6 @@ input, goes into this file alone, and is shown by nothing here.
 """
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +15,15 @@ from dotenv.parser import parse_stream
 
 from hoptell.errors import ConfigurationError
 from hoptell.settings import (
+    FILE_HEAD,
     Values,
     create_token,
     find_settings_file,
+    quoted,
     read_settings_file,
     settings_file_candidates,
 )
 from hoptell.setup import files
-
-_PLAIN = re.compile(r"[A-Za-z0-9_.~+/=:@,-]+", re.ASCII)
-_HEAD = "# hoptell's settings (README.md lists them). Keep the token to yourself.\n"
 
 
 @dataclass(frozen=True)
@@ -168,18 +166,10 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
             parts.append(f"{blank}{export}{binding.key}={quoted(left.pop(binding.key))}\n")
         else:
             parts.append(blank)  # it stood there twice, and the last one counted
-    result = "".join(parts) or _HEAD
+    result = "".join(parts) or FILE_HEAD
     if left and not result.endswith("\n"):
         result += "\n"
     return result + "".join(f"{name}={quoted(value)}\n" for name, value in left.items())
-
-
-def quoted(value: str) -> str:
-    """A value as the settings file has it."""
-    if _PLAIN.fullmatch(value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def tighten(file: Path) -> bool:

@@ -72,13 +72,6 @@ class Wake(Protocol):
         """Tell the agent that messages wait; any exception means that it was not told."""
 
 
-class NoWake:
-    """The way of a session that is woken by another process, or by nothing: says nothing."""
-
-    async def announce(self, notice: Notice) -> None:
-        pass
-
-
 class Schedule:
     """When to announce. Times are seconds of one clock that never jumps."""
 
@@ -87,7 +80,6 @@ class Schedule:
         """Arrived and not yet announced."""
         self._fresh_at = 0.0
         """When these are due."""
-        self._announced_at: float | None = None
         self._reminders: list[float] = []
         """Instants of the announcements still to be repeated."""
         self._failed = False

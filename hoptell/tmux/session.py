@@ -31,7 +31,7 @@ from libtmux import exc
 from libtmux.common import get_version, has_gte_version
 
 from hoptell.errors import ConfigurationError, HoptellError
-from hoptell.settings import PeerSettings
+from hoptell.settings import PeerSettings, quoted
 from hoptell.tmux.launch import write_plan
 from hoptell.tmux.pane import Tmux
 
@@ -265,12 +265,7 @@ def _settings_text(request: Request) -> str:
         "HOPTELL_PUSH": "tmux",
         "HOPTELL_HOME": str(settings.home.absolute()),
     }
-    return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items() if value)
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return "".join(f"{name}={quoted(value)}\n" for name, value in values.items() if value)
 
 
 def _private_folder(settings: PeerSettings, name: str) -> Path:

@@ -14,11 +14,12 @@ from support.agents import Computer
 from support.doctor import Findings
 from support.relay import TOKEN, RelayProcess, relay_process
 from support.tmux import message
+from support.wake import Silent
 
 from hoptell import __version__, cli
 from hoptell.inbox import Inbox
 from hoptell.sidecar.presence import Presence
-from hoptell.sidecar.wake import Notice, NoWake
+from hoptell.sidecar.wake import Notice
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def unread(computer: Computer, relay: RelayProcess) -> None:
     inbox.store(message("wake up"))
     (file,) = inbox.folder.glob("*.json")
     os.utime(file, (time.time() - 1000,) * 2)
-    presence = Presence(computer.home / ".hoptell", "alice", NoWake())
+    presence = Presence(computer.home / ".hoptell", "alice", Silent())
     presence.update("hook", True)
     with pytest.raises(StopIteration):
         presence.announce(Notice(1, ())).send(None)

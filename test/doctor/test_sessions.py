@@ -15,13 +15,14 @@ from support.fake_claude import FakeClaude
 from support.relay import TOKEN, RelayProcess, relay_process, running_relay
 from support.sidecar import raw_sidecar
 from support.tmux import message
+from support.wake import Silent
 
 from hoptell import processes
 from hoptell.doctor import sessions
 from hoptell.inbox import Inbox
 from hoptell.settings import default_name
 from hoptell.sidecar.presence import Presence
-from hoptell.sidecar.wake import Notice, NoWake
+from hoptell.sidecar.wake import Notice
 
 DEAD_RELAY = "ws://127.0.0.1:9"
 
@@ -61,7 +62,7 @@ def store(home: Path, name: str, *, age: float = 0, count: int = 1) -> Path:
 
 def session(home: Path, name: str, mode: str = "codex", *, proven: bool = True) -> Presence:
     """A sidecar that this process says it is."""
-    presence = Presence(home, name, NoWake())
+    presence = Presence(home, name, Silent())
     presence.update(mode, proven)
     return presence
 
