@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.relay import TOKEN, RunningRelay, running_relay
 from support.sidecar import texts_in
+from support.wake import Silent
 
 from hoptell.errors import (
     ConfigurationError,
@@ -22,7 +23,6 @@ from hoptell.settings import PeerSettings
 from hoptell.sidecar import delivery
 from hoptell.sidecar.delivery import RelaySide
 from hoptell.sidecar.mailbox import Mailbox
-from hoptell.sidecar.wake import NoWake
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ class Sidecar:
     def __init__(self, settings: PeerSettings | HoptellError, *, send_only: bool = False) -> None:
         self.settings = settings
         self.readings = 0
-        self.mailbox = Mailbox(NoWake())
+        self.mailbox = Mailbox(Silent())
         self.side = RelaySide(self._read, self.mailbox, wake="poll", send_only=send_only)
 
     def _read(self) -> PeerSettings:

@@ -11,6 +11,7 @@ import pytest
 from mcp_types import CallToolRequestParams, CallToolResult, Tool
 from support.inbox import message
 from support.sidecar import text_of, texts_in, within
+from support.wake import Silent
 
 from hoptell.errors import ConfigurationError, HoptellError, Refused, RelayUnreachable, Replaced
 from hoptell.frames import Ack, PeerInfo
@@ -19,7 +20,6 @@ from hoptell.sidecar.mailbox import Mailbox
 from hoptell.sidecar.server import ARGUMENTS, Tools, WrongArguments, checked
 from hoptell.sidecar.stdio import Receipt
 from hoptell.sidecar.texts import descriptions, way_of
-from hoptell.sidecar.wake import NoWake
 
 REFERENCE = "00000000-0000-4000-8000-000000000001"
 WORDS = descriptions("alice", way_of("poll", "alice", None))
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(self, home: Path) -> None:
         self.relay = FakeRelay()
-        self.mailbox = Mailbox(NoWake())
+        self.mailbox = Mailbox(Silent())
         self.mailbox.use(home, "alice")
         self.tools = Tools(self.relay, self.mailbox, WORDS)
         self.receipt = Receipt()
