@@ -25,8 +25,11 @@ have() { command -v "$1" >/dev/null 2>&1; }
 through() {
     [ "$command" = hook ] || exec "$@"
     "$@" --exit-code 42
-    [ $? -eq 42 ] && exit 2
-    exit 1
+    case $? in
+        0) exit 0 ;;
+        42) exit 2 ;;
+        *) exit 1 ;;
+    esac
 }
 
 have hoptell && exec hoptell "$@"

@@ -89,7 +89,19 @@ class RelaySide:
             HoptellError: it was not sent, or not for sure; the sentence says why and what to do.
         """
         client = await self.connected()
-        return await client.send(to, text, ttl=ttl, reply_to=reply_to)
+        try:
+            return await client.send(to, text, ttl=ttl, reply_to=reply_to)
+        except RelayUnreachable as error:
+            if self._client is client:
+                raise
+            became = (
+                "the message may have been accepted already: sent again, it could arrive twice"
+                if error.maybe_accepted
+                else "the message was not sent"
+            )
+            raise RelayUnreachable(
+                f"{self._problem}; {became}", maybe_accepted=error.maybe_accepted
+            ) from error
 
     async def list_peers(self) -> list[PeerInfo]:
         """Everyone that the relay knows but this session.
@@ -97,7 +109,13 @@ class RelaySide:
         Raises:
             HoptellError: there is no connection; the sentence says why and what to do.
         """
-        return await (await self.connected()).list_peers()
+        client = await self.connected()
+        try:
+            return await client.list_peers()
+        except RelayUnreachable as error:
+            if self._client is client:
+                raise
+            raise self._problem.with_traceback(None) from error  # why the client was given up
 
     async def connected(self, timeout: float = CONNECT_TIMEOUT) -> RelayClient:
         """Wait for the connection, `timeout` seconds and never long; what lasts ends the wait.

@@ -9,6 +9,9 @@ knows what has been read.
 It blocks in one `select` on the sidecar's socket, on Claude Code's death and on signals: no
 timer, no CPU. It leaves when Claude Code is gone, when another listener took over, or when
 the sidecar is gone and no other one has come (Claude Code starts a new one on /mcp).
+
+What started it for Claude Code (a shell, uvx) hands its exit code on. Once one of these is gone
+nobody learns of it any more, so it leaves then too, and the next hook's listener is heard.
 """
 
 import os
@@ -18,7 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -43,29 +46,40 @@ class _Readable(Protocol):
 def listen(home: Path, claude: Process, *, take_over: bool) -> str | None:
     """Wait until the sidecar of this session announces something, and return its notice.
 
-    None: there is nothing to wait for, since another listener is there, or Claude Code or
-    the sidecar has gone. The caller must exit at once with what it is told: the sidecar
-    counts a notice that was returned as announced, and SIGTERM is blocked from then on.
+    None: there is nothing to wait for, since another listener is there, or Claude Code, what
+    started us for it, or the sidecar has gone. The caller must exit at once with what it is
+    told: the sidecar counts a notice that was returned as announced, and SIGTERM is blocked
+    from then on.
 
     Raises:
         InboxError: the state folder cannot be used.
     """
     with _signals() as news:
+        parents = registry.parents_up_to(claude)
+        if not parents:
+            return None
         lock = registry.lock_listener(home, claude, take_over=take_over)
         if lock is None:
             return None
-        with lock, _death_of(claude) as death:
-            return _Wait(home, claude, news, death).run()
+        with lock, ExitStack() as stack:
+            deaths = [stack.enter_context(_death_of(parent)) for parent in parents]
+            return _Wait(home, parents, news, deaths).run()
 
 
 class _Wait:
     def __init__(
-        self, home: Path, claude: Process, news: socket.socket, death: _Readable | None
+        self,
+        home: Path,
+        parents: list[Process],
+        news: socket.socket,
+        deaths: list[_Readable | None],
     ) -> None:
         self._home = home
-        self._claude = claude
+        self._parents = parents
+        self._claude = parents[-1]
         self._news = news
-        self._death = death
+        self._deaths = [death for death in deaths if death is not None]
+        self._sees_deaths = None not in deaths
         self._leave_at: float | None = None
 
     def run(self) -> str | None:
@@ -81,7 +95,7 @@ class _Wait:
                 notice = self._hear(sidecar)
             if notice is not None:
                 return notice
-            if not processes.is_alive(self._claude):
+            if self._is_orphan():
                 return None
             self._leave_at = time.monotonic() + SUCCESSOR_TIMEOUT
 
@@ -99,7 +113,7 @@ class _Wait:
         return None
 
     def _hear(self, sidecar: socket.socket) -> str | None:
-        """The sidecar's notice; None once the sidecar or Claude Code is gone."""
+        """The sidecar's notice; None once the sidecar or a parent is gone."""
         data = b""
         while self._until(sidecar):
             try:
@@ -118,17 +132,15 @@ class _Wait:
         return None
 
     def _until(self, wanted: socket.socket) -> bool:
-        """Wait for `wanted`; False once Claude Code is gone or it is time to leave."""
+        """Wait for `wanted`; False once a parent is gone or it is time to leave."""
+        sources: list[_Readable] = [wanted, self._news, *self._deaths]
         while True:
-            sources: list[_Readable] = [wanted, self._news]
-            if self._death is not None:
-                sources.append(self._death)
             ready, _, _ = select.select(sources, [], [], self._timeout())
             if wanted in ready:
                 return True
             if self._news in ready:
                 self._drain()
-            if not processes.is_alive(self._claude):
+            if self._is_orphan():
                 return False
             if self._leave_at is not None and time.monotonic() >= self._leave_at:
                 return False
@@ -136,7 +148,11 @@ class _Wait:
     def _timeout(self) -> float | None:
         if self._leave_at is not None:
             return max(0.0, self._leave_at - time.monotonic())
-        return None if self._death is not None else 5.0
+        return None if self._sees_deaths else 5.0
+
+    def _is_orphan(self) -> bool:
+        """Whether Claude Code, or what would tell it of our end, is gone."""
+        return not all(processes.is_alive(parent) for parent in self._parents)
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

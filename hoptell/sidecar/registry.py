@@ -37,6 +37,8 @@ from hoptell.processes import Process
 
 LAUNCHERS = ("sh", "bash", "dash", "zsh", "ash", "busybox", "fish", "env", "uv", "uvx", "pipx")
 """What may stand between an agent and hoptell. An interpreter does too: `python3.12`."""
+INIT = 1
+"""The pid of an agent that is all that its container runs; else of what adopts orphans."""
 MAX_SOCKET_PATH = 100
 """Bytes that every system takes in a socket's path (104 to 108, with the final zero)."""
 TAKE_OVER_TIMEOUT = 2.0
@@ -57,7 +59,7 @@ class Kin(NamedTuple):
 def ancestors(pid: int | None = None) -> Iterator[Kin]:
     """The parent, its parent and so on, as far as they can be seen; nearest first."""
     pid = os.getpid() if pid is None else pid
-    while (pid := _parent(pid) or 0) > 1:
+    while (pid := _parent(pid) or 0) > 0:
         process = processes.of(pid)
         if process is None:
             return
@@ -70,9 +72,21 @@ def agent_process() -> Process | None:
         base = os.path.basename(kin.program or kin.name)
         if kin.name.startswith("claude"):
             return kin.process
+        if kin.process.pid == INIT and base != "node":
+            return None
         if base not in LAUNCHERS and not base.startswith("python"):
             return kin.process
     return None
+
+
+def parents_up_to(agent: Process) -> list[Process]:
+    """Our parent, its parent and so on, up to and with `agent`; none if it is not among them."""
+    parents = []
+    for kin in ancestors():
+        parents.append(kin.process)
+        if kin.process == agent:
+            return parents
+    return []
 
 
 class Registration(NamedTuple):

@@ -95,6 +95,7 @@ class Session:
             push,
             self._home or Path.home() / ".hoptell",
             ChannelWake(wire),
+            name=self._name,
             listen_command=texts.listen_command(self._name, self._home),
             unread=self._unread,
             on_change=self._waking_changed,

@@ -10,6 +10,7 @@ words are used only where it came in time. Beside Codex the first tool call prov
 the instructions ask for it.
 """
 
+import json
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from hoptell import processes
 from hoptell.errors import HoptellError
 from hoptell.sidecar.codex import CodexWake
 from hoptell.sidecar.wake import Notice, Wake
@@ -36,9 +38,9 @@ class Waking:
     """Announces in the way that works in this session, and says which it is.
 
     An async context manager. `push` is HOPTELL_PUSH; `channel` is the way of that name, which
-    needs the client's wire; `listen_command` waits on the inbox; `unread` says whether messages
-    wait; `on_change` is called when
-    an announcement that failed may now succeed, or when `shown` may have changed.
+    needs the client's wire; `name` is the peer's; `listen_command` waits on its inbox; `unread`
+    says whether messages wait; `on_change` is called when an announcement that failed may now
+    succeed, or when `shown` may have changed.
     """
 
     def __init__(
@@ -47,11 +49,14 @@ class Waking:
         home: Path,
         channel: Wake,
         *,
+        name: str,
         listen_command: str,
         unread: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
         self._push = push
+        self._home = home
+        self._name = name
         self._listen_command = listen_command
         self._channel: Wake | None = None
         self._hook: HookWake | None = None
@@ -164,7 +169,7 @@ class Waking:
                     " known."
                 )
             case "tmux", _:
-                return "You are woken by tmux: messages are typed into this terminal."
+                return _sentence_on_tmux(self._home, self._name)
             case "poll", _:
                 return "Nothing wakes you: call read_inbox now and then."
         return f"You are woken as long as this runs in the background: {self._listen_command}"
@@ -178,6 +183,28 @@ class Waking:
             " Call read_inbox. To hear of further messages while idle, keep this running in the"
             f" background of your shell tool: {self._listen_command}]"
         )
+
+
+def _sentence_on_tmux(home: Path, name: str) -> str:
+    """Whether `hoptell tmux` types for this peer, by what it says of itself in its status file.
+
+    It is online for this session too: without it nothing arrives, however well we send.
+    """
+    try:
+        status = json.loads((home / "tmux" / name / "status.json").read_bytes())
+        runs = status.get("ended_at") is None and processes.of(int(status["pid"])) is not None
+        problem = None if status.get("connected") else status.get("problem")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        runs, problem = False, None
+    if not runs:
+        return (
+            "You should be woken by tmux, but no 'hoptell tmux' runs for you, so nothing reaches"
+            f" you: have your user start this session with 'hoptell tmux {name} -- COMMAND', or"
+            " without HOPTELL_PUSH."
+        )
+    if problem:
+        return f"You are woken by tmux, but 'hoptell tmux' is not online: {problem}"
+    return "You are woken by tmux: messages are typed into this terminal."
 
 
 # What can be told from the processes around us. Not on Windows, where there is no hook either.

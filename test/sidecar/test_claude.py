@@ -16,6 +16,7 @@ from support.fake_claude import FakeClaude
 
 from hoptell import processes
 from hoptell.errors import InboxError
+from hoptell.processes import Process
 from hoptell.sidecar import registry
 from hoptell.sidecar.claude import HookWake, NotListening, has_channel
 from hoptell.sidecar.wake import Notice, Sender
@@ -123,6 +124,52 @@ async def test_the_listener_leaves_when_claude_code_is_gone_before_any_sidecar_c
             await asyncio.sleep(0.01)
         claude.kill()
         await ended(pid)
+
+
+async def test_the_listener_leaves_when_what_started_it_is_gone_so_that_the_next_is_heard(
+    home: Path, claude: FakeClaude
+) -> None:
+    """A shell or uvx hands the exit code on: without it nobody learns that messages wait."""
+    async with HookWake(home, claude.process) as wake, asyncio.timeout(SHORT):
+        shell = await claude.run("sh", "-c", f"{sys.executable} -m hoptell hook; exit $?")
+        assert await wake.wait_proven(SHORT)
+        orphan = registry.listener_of(home, claude.process)
+        assert orphan is not None and orphan.pid != shell
+        os.kill(shell, signal.SIGKILL)
+        await ended(orphan.pid)
+        next_hook = await claude.hook("Stop")
+        while registry.listener_of(home, claude.process) in (None, orphan):
+            await asyncio.sleep(0.01)
+        while True:
+            try:
+                await wake.announce(NOTICE)
+                break
+            except NotListening:  # it has named itself, and not connected yet
+                await asyncio.sleep(0.01)
+        assert (await claude.end_of(next_hook))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["hoptell", "sh", "claude", "bash", "systemd"], "claude"),
+        (["hoptell", "python3.12", "uvx", "node", "systemd"], "node"),
+        (["hoptell", "sh", "claude"], "claude"),
+        (["hoptell", "node"], "node"),
+        (["hoptell", "sh", "systemd"], None),
+        (["hoptell", "tini"], None),
+    ],
+)
+def test_claude_code_is_found_even_as_all_that_a_container_runs(
+    names: list[str], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of the names has pid 1, and what adopts orphans is no agent."""
+    parents = {pid: pid - 1 for pid in range(1, len(names))} | {os.getpid(): len(names) - 1}
+    monkeypatch.setattr(registry, "_parent", parents.get)
+    monkeypatch.setattr(registry, "_names", lambda pid: (names[len(names) - pid], ""))
+    monkeypatch.setattr(processes, "of", lambda pid: Process(pid, 1, "0", "0"))
+    agent = registry.agent_process()
+    assert (agent and names[len(names) - agent.pid]) == found
 
 
 async def test_the_listener_goes_over_to_the_sidecar_that_follows(

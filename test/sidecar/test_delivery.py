@@ -9,7 +9,14 @@ import pytest
 from support.relay import TOKEN, RunningRelay, running_relay
 from support.sidecar import texts_in
 
-from hoptell.errors import ConfigurationError, HoptellError, InboxError, LoginRefused, Replaced
+from hoptell.errors import (
+    ConfigurationError,
+    HoptellError,
+    InboxError,
+    LoginRefused,
+    RelayUnreachable,
+    Replaced,
+)
 from hoptell.inbox import Inbox
 from hoptell.settings import PeerSettings
 from hoptell.sidecar import delivery
@@ -106,6 +113,38 @@ async def test_what_cannot_be_stored_is_not_confirmed_and_comes_again(
         assert ack["state"] == "queued", "the connection was given up, unconfirmed"
         parcel = await sidecar.mailbox.wait(5)
         assert parcel is not None and texts_in(parcel.text) == ["hello"]
+
+
+async def test_a_tool_that_a_broken_inbox_cut_off_names_the_inbox(
+    relay: RunningRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing inside hoptell: a connection is given up when a message cannot be stored."""
+    bob = await relay.login("bob")
+    async with running(alice(relay, tmp_path)) as sidecar:
+        client = await sidecar.side.connected()
+        cut_off = asyncio.Event()
+
+        async def never(*_: object, **__: object) -> None:
+            await cut_off.wait()
+            raise RelayUnreachable("this client is closed", maybe_accepted=True)
+
+        async def refuse(message: object) -> None:
+            raise InboxError("the disk is full")
+
+        monkeypatch.setattr(client, "list_peers", never)
+        monkeypatch.setattr(client, "send", never)
+        monkeypatch.setattr(sidecar.mailbox, "store", refuse)
+        listing = asyncio.create_task(sidecar.side.list_peers())
+        sending = asyncio.create_task(sidecar.side.send("bob", "hi"))
+        await asyncio.sleep(0)
+        await bob.ask(type="send", id=1, to="alice", text="hello")
+        await until(lambda: "disk" in str(sidecar.mailbox.problem))
+        cut_off.set()
+        with pytest.raises(InboxError, match="^the disk is full$"):
+            await listing
+        with pytest.raises(RelayUnreachable, match="^the disk is full; .* may have been") as caught:
+            await sending
+        assert caught.value.maybe_accepted, "or it would be sent twice"
 
 
 async def test_it_goes_online_under_its_name_roles_and_way_of_being_woken(

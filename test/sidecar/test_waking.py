@@ -1,6 +1,8 @@
 """Which way a session is woken: found out, proven, said; and what is announced through it."""
 
 import asyncio
+import json
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -56,7 +58,7 @@ class Around:
 
     def waking(self, push: str | None = None) -> Waking:
         return Waking(
-            push, self.home, self.channel,
+            push, self.home, self.channel, name="me",
             listen_command=LISTEN, unread=lambda: self.unread, on_change=self._changed,
         )  # fmt: skip
 
@@ -122,7 +124,7 @@ async def test_what_could_not_be_announced_is_announced_as_soon_as_a_hook_comes(
 ) -> None:
     async with asyncio.timeout(5):
         waking = Waking(
-            None, around.home, around.channel,
+            None, around.home, around.channel, name="me",
             listen_command=LISTEN, unread=lambda: True, on_change=lambda: announcer.retry(),
         )  # fmt: skip
         announcer = Announcer(waking, lambda: NOTICE)
@@ -154,6 +156,30 @@ async def test_beside_codex_the_first_tool_call_proves_the_way(around: Around) -
         assert (waking.mode, waking.proven, waking.shown) == ("codex", True, "codex")
         assert around.changes == 1
         assert waking.hint() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"connected": True, "problem": None}, "typed into this terminal"),
+        ({"connected": False, "problem": "no relay answers"}, "not online: no relay answers"),
+        ({"pid": 0x7FFFFFFF, "connected": True}, "no 'hoptell tmux' runs for you"),
+        ({"ended_at": 1.0, "connected": True}, "no 'hoptell tmux' runs for you"),
+        (None, "'hoptell tmux me -- COMMAND'"),
+        ("broken", "no 'hoptell tmux' runs for you"),
+    ],
+)
+async def test_in_tmux_it_says_whether_somebody_types(
+    around: Around, status: object, said: str
+) -> None:
+    folder = around.home / "tmux" / "me"
+    folder.mkdir(parents=True)
+    if isinstance(status, dict):
+        status = {"pid": os.getpid(), "ended_at": None} | status
+    if status is not None:
+        (folder / "status.json").write_text(json.dumps(status))
+    async with around.waking("tmux") as waking:
+        assert said in waking.sentence()
 
 
 async def test_a_thread_id_beside_another_agent_proves_nothing(around: Around) -> None:
