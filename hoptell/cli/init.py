@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # imported where it is used
 
 AGENTS = ("claude", "codex", "opencode", "gemini", "antigravity", "cursor")
 LOGIN_TIMEOUT = 10.0
+ANSWER_TIMEOUT = 2.0
 MAX_TOKEN_BYTES = 4096
+_HERE = ("127.0.0.1", "localhost", "::1")
 _MEMBER = re.compile(r"this is ([A-Za-z0-9][A-Za-z0-9_-]*)'s token")
 
 EPILOG = """\b
@@ -61,7 +63,7 @@ def _name(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     callback=_name,
     help="With --apply, the agent's peer name; with --relay, this machine's.",
 )
-@click.option("--force", is_flag=True, help="Replace the settings of another relay.")
+@click.option("--force", is_flag=True, help="Replace another relay or token in the settings.")
 def init_command(
     relay: str | None, token_stdin: bool, agent: str | None, name: str | None, force: bool
 ) -> None:
@@ -75,6 +77,7 @@ def init_command(
         raise click.UsageError("--token-stdin goes with --relay URL")
     if name is not None and relay is None and agent is None:
         raise click.UsageError("--name goes with --apply or --relay")
+    joined = relay is not None
     if relay is not None:
         _join(relay, _token() if token_stdin else None, None if agent else name, force)
     else:
@@ -82,7 +85,7 @@ def init_command(
     if agent is not None:
         _apply(agent, name)
     else:
-        _say_what_next()
+        _say_what_next(joined)
 
 
 # The settings file ----------------------------------------------------------------------------
@@ -179,7 +182,7 @@ def _apply(key: str, name: str | None) -> None:
     if is_passing(machine.command):
         raise HoptellError(
             "this hoptell runs from a cache, which the agent could not rely on: install it first,"
-            " for example with `uv tool install hoptell`"
+            " for example with `uv tool install .` in its source tree"
         )
     steps = agent.steps(machine, name)
     if not steps:
@@ -207,15 +210,18 @@ def _say_start(agent: "Agent", machine: "Machine") -> None:
 # What next ------------------------------------------------------------------------------------
 
 
-def _say_what_next() -> None:
+def _say_what_next(joined: bool) -> None:
     from hoptell.setup.agents import AGENTS as agents
     from hoptell.setup.machine import Machine
 
     machine = Machine.here()
     settings = load_peer_settings()
     hoptell = shlex.join(machine.command)
-    if _is_here(settings):
-        _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
+    if not joined and _is_ours(settings):
+        if _answers(settings.relay):
+            _say(f"\nThe relay at {_shown(settings.relay)} is running.")
+        else:
+            _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
     here = [agent for agent in agents.values() if agent.is_here(machine)]
     for agent in here:
         _say_agent(agent, machine, hoptell)
@@ -223,9 +229,10 @@ def _say_what_next() -> None:
         _say("\nNo agent was found here. Any that speaks MCP can start this over stdio:")
         _say(f"  {hoptell} mcp")
     if machine.find("tmux"):
-        _say("\nAny agent in a terminal, so that messages are typed into its prompt:")
+        _say("\nAn agent in a terminal, so that messages are typed into its prompt:")
         _say(f"  {hoptell} tmux NAME -- COMMAND")
-    _say_how_to_join(settings, machine, hoptell)
+    if not (joined and _is_here(settings)):  # then it may be a tunnel's end, of use only here
+        _say_how_to_join(settings)
     _say(f"\nIf something does not work:\n  {hoptell} doctor")
 
 
@@ -245,24 +252,50 @@ def _say_agent(agent: "Agent", machine: "Machine", hoptell: str) -> None:
     _say(f"then a session:\n  {agent.start(machine)}")
 
 
-def _say_how_to_join(settings: PeerSettings, machine: "Machine", hoptell: str) -> None:
+def _say_how_to_join(settings: PeerSettings) -> None:
+    from hoptell.settings import load_relay_settings
     from hoptell.setup.settings_file import place
 
-    url = settings.relay
+    url, file = settings.relay, place(os.environ)
     _say("\nAnother machine, with hoptell installed there, joins with this command on it:")
     if _is_here(settings):
         url = f"ws://{_address()}:{urlsplit(url).port}"
     _say(f"  hoptell init --relay {url} --token-stdin")
     _say("and this from here gives it the token without showing it:")
-    pick = f"sed -n 's/^HOPTELL_TOKEN=//p' {shlex.quote(str(place(os.environ)))}"
+    pick = f"sed -n 's/^HOPTELL_TOKEN=//p' {shlex.quote(str(file))}"
     _say(f"  {pick} | ssh MACHINE hoptell init --relay {url} --token-stdin")
-    if _is_here(settings):
-        _say("for which the relay has to listen where the machine can reach it:")
-        _say(f"  {hoptell} relay --host {_address()}")
+    if load_relay_settings().host in _HERE and _is_here(settings):
+        _say("for which the relay has to listen where the machine can reach it: stop it, add")
+        _say(f"  HOPTELL_HOST={_address()}")
+        _say(f"to {file}, where the commands on this machine find it too, and start it again.")
+
+
+def _is_ours(settings: PeerSettings) -> bool:
+    """Whether the relay is on this machine, as far as the settings tell."""
+    from hoptell.settings import Values
+
+    return _is_here(settings) or Values.load().get("HOPTELL_RELAY") is None
+
+
+def _answers(url: str) -> bool:
+    """Whether a relay runs at a `ws://` address of this machine."""
+    from http.client import HTTPConnection, HTTPException
+
+    parts = urlsplit(url)
+    if parts.scheme != "ws":
+        return False
+    connection = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().read(16).strip() == b"ok"
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _is_here(settings: PeerSettings) -> bool:
-    return urlsplit(settings.relay).hostname in ("127.0.0.1", "localhost", "::1")
+    return urlsplit(settings.relay).hostname in _HERE
 
 
 def _address() -> str:

@@ -31,7 +31,7 @@ def members_group() -> None:
     """
 
 
-@members_group.command("add")
+@members_group.command("add", short_help="Add a member, and print its new token.")
 @click.argument("name")
 @_file
 def add_command(name: str, file: Path | None) -> None:
@@ -44,7 +44,8 @@ def add_command(name: str, file: Path | None) -> None:
     file = _members_file(file)
     click.echo(add_member(file, name))
     click.echo(
-        f"This is the token of {name}, who sets it as HOPTELL_TOKEN. It is not shown again."
+        f"This is the token of {name}, who joins with it by `hoptell init --relay URL"
+        " --token-stdin`, or sets it as HOPTELL_TOKEN. It is not shown again."
         f" {_reload(file)}",
         err=True,
     )
@@ -63,7 +64,7 @@ def list_command(file: Path | None) -> None:
         click.echo(name)
 
 
-@members_group.command("remove")
+@members_group.command("remove", short_help="Remove a member.")
 @click.argument("name")
 @_file
 def remove_command(name: str, file: Path | None) -> None:

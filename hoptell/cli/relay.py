@@ -9,7 +9,7 @@ import click
 
 from hoptell.cli.options import FilePath
 from hoptell.errors import ConfigurationError
-from hoptell.settings import DEFAULT_HOST, DEFAULT_PORT
+from hoptell.settings import DEFAULT_HOST, DEFAULT_PORT, RelaySettings
 
 EPILOG = """\b
 Examples:
@@ -23,8 +23,12 @@ On its first start without any settings it makes a token in the settings file, w
 other commands on this machine find it. For other machines set HOPTELL_TOKEN or --members
 first.
 
-Signals: SIGTERM and SIGINT stop it, SIGHUP makes it read the members file again. HTTP on the
-same port: GET /healthz answers "ok"."""
+A --host or --port that is to stay belongs into the settings file, as HOPTELL_HOST or
+HOPTELL_PORT: the other commands on this machine look there for the relay's address.
+
+Signals: SIGTERM and SIGINT stop it, SIGHUP makes it read the members file and the TLS
+certificate again. HTTP on the same port: GET /healthz answers "ok", GET /metrics has numbers
+for Prometheus."""
 
 
 @click.command("relay", epilog=EPILOG)
@@ -88,10 +92,27 @@ def relay_command(
     logging.basicConfig(handlers=[LoggingHandler(log)], level=logging.WARNING, force=True)
     if made_in is not None:
         log.note("token", f"in {made_in}, where the other commands on this machine find it")
+    elif (missing := _unfindable(settings)) is not None:
+        log.note("address", missing)
     try:
         daemon.run(settings, credentials, log, sockets)
     finally:
         output.close(wait=0.3)
+
+
+def _unfindable(settings: RelaySettings) -> str | None:
+    """What to say where --host leads the relay away from where the commands here look."""
+    from hoptell.settings import Values, load_relay_settings
+
+    usual = load_relay_settings().host
+    if settings.host in (usual, "*", "0.0.0.0", "::"):
+        return None
+    if Values.load().get("HOPTELL_RELAY") is not None:
+        return None
+    return (
+        f"the other commands on this machine look for the relay on {usual}: for them to find this"
+        f" one, put HOPTELL_HOST={settings.host} into the settings file"
+    )
 
 
 def _way_to(host: str | None, port: int | None) -> dict[str, str]:

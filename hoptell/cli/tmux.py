@@ -53,6 +53,9 @@ def tmux_command(
     The peer NAME is online from now until the agent ends. A message is typed only while the
     agent is idle, its prompt is empty and nobody is typing; never into a question, a shell or
     a draft. Until then it waits in the inbox, and the window "hoptell" of the session says why.
+
+    It knows the prompts of Claude Code, Codex, opencode, Gemini CLI and Antigravity. Into
+    another program's nothing is ever typed.
     """
     from hoptell.tmux import session
 

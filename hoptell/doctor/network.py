@@ -21,7 +21,7 @@ from hoptell.client import RelayClient, check_name
 from hoptell.doctor.basics import source_of
 from hoptell.doctor.report import Line, sentence_and_fix, span
 from hoptell.errors import HoptellError, LoginRefused
-from hoptell.settings import PeerSettings, default_name
+from hoptell.settings import DEFAULT_PORT, PeerSettings, default_name
 
 LINK_TIMEOUT = 5.0
 EXPIRY_WARNING = 14 * 86_400
@@ -51,6 +51,7 @@ class Way:
         self._tls = parts.scheme == "wss"
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
+        self._port_named = parts.port is not None
         self._path = parts.path.rstrip("/")
         self._host_header = parts.netloc.rpartition("@")[2]
         self._address = explain.shown_address(settings.relay)
@@ -99,7 +100,11 @@ class Way:
 
     def _failed(self, check: str, error: Exception) -> Line:
         sentence = str(explain.failure(error, self._address, LINK_TIMEOUT))
-        return Line(check, "fail", *sentence_and_fix(sentence))
+        message, fix = sentence_and_fix(sentence)
+        if check == "tcp" and not self._port_named:
+            message += f", which means port {self._port}"
+            fix = f"put the relay's port into HOPTELL_RELAY, usually :{DEFAULT_PORT}; else {fix}"
+        return Line(check, "fail", message, fix)
 
     def _relay(self) -> Line:
         source = source_of(self._environ, "HOPTELL_RELAY")
@@ -234,12 +239,17 @@ class Way:
         reason = str(refused).rpartition(" in: ")[2]
         if refused.code == frames.CLOSE_BAD_TOKEN:
             source = source_of(self._environ, "HOPTELL_TOKEN")
+            how = (
+                "set HOPTELL_TOKEN there to the relay's token"
+                if source == "the environment"
+                else "put the relay's token there, with `hoptell init --relay"
+                f" {self._address} --token-stdin --force`"
+            )
             return Line(
                 "login",
                 "fail",
                 f"the relay does not know the token from {source}",
-                "set HOPTELL_TOKEN to the relay's token (`hoptell init --relay URL"
-                " --token-stdin`), or ask its operator for one",
+                f"{how}, or ask its operator for one",
             )
         if refused.code == frames.CLOSE_NAME_REFUSED:
             return Line(

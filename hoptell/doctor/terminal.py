@@ -127,7 +127,8 @@ def _injector(status: Status) -> Line | None:
             "injectors",
             "warn",
             f"{said}, the oldest for {span(held)}",
-            f"look at the agent: tmux attach -t =hoptell-{about}",
+            f"look at the agent: tmux attach -t =hoptell-{about} (which prompts are known:"
+            " hoptell tmux --help)",
             about=about,
         )
     return Line("injectors", "ok", said, about=about)

@@ -111,6 +111,34 @@ def test_a_relay_on_another_port_is_told_to_other_machines(run: Any, computer: C
     assert re.search(r"init --relay ws://\S+:7999 --token-stdin", run().output)
 
 
+def test_a_relay_that_runs_is_not_to_be_started(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    computer.environ["HOPTELL_PORT"] = "9"
+    assert "Start the relay" in run().output
+    computer.environ["HOPTELL_PORT"] = str(relay.port)
+    output = run().output
+    assert f"The relay at {relay.url} is running." in output and "Start the relay" not in output
+
+
+def test_who_joined_through_a_tunnel_is_not_told_to_run_a_relay(
+    run: Any, relay: RelayProcess
+) -> None:
+    output = run("--relay", relay.url, "--token-stdin", input=TOKEN).output
+    assert "Start the relay" not in output and "Another machine" not in output
+
+
+def test_the_address_for_others_goes_where_the_commands_here_find_it(
+    run: Any, computer: Computer
+) -> None:
+    (line,) = re.findall(r"^  (HOPTELL_HOST=\S+)$", run().output, re.M)
+    with settings_file(computer).open("a") as file:
+        file.write(line + "\n")
+    output = run().output
+    assert "HOPTELL_HOST" not in output
+    assert f"init --relay ws://{line.partition('=')[2]}:7777 --token-stdin" in output
+
+
 # Joining --------------------------------------------------------------------------------------
 
 
@@ -246,7 +274,7 @@ def test_a_hoptell_from_a_cache_is_not_registered(
     cached = "/c/uv/archive-v0/x/bin/hoptell"
     monkeypatch.setattr("hoptell.setup.machine.own_command", lambda: (cached,))
     result = run("--apply", "codex")
-    assert result.exit_code == 1 and "uv tool install hoptell" in result.stderr
+    assert result.exit_code == 1 and "uv tool install ." in result.stderr
     assert not (computer.home / ".codex").exists()
 
 

@@ -99,6 +99,15 @@ def test_an_unusual_loopback_host_is_kept_with_the_token(tmp_path: Path) -> None
         assert variables(settings_file(relay))["HOPTELL_HOST"] == "127.0.0.2"
 
 
+@pytest.mark.parametrize("settings", [{}, {"HOPTELL_HOST": "127.0.0.2"}])
+def test_a_host_where_the_commands_here_do_not_look_is_told(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    with relay_process(tmp_path, "--host", "127.0.0.2", **settings) as relay:
+        told = any("put HOPTELL_HOST=127.0.0.2 into the" in line for line in relay.lines())
+        assert told is not bool(settings)
+
+
 def test_a_second_relay_does_not_change_the_token_of_the_first(
     tmp_path: Path, taken_port: int
 ) -> None:

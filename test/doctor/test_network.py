@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import email.utils
+import errno
 import os
 import socket
 import subprocess
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.agents import Computer
 from support.doctor import Findings
 from support.relay import TOKEN, RelayProcess, relay_process, running_relay
 
+from hoptell import cli
 from hoptell.doctor import network
 from hoptell.doctor.network import LINKS
 from hoptell.relay.credentials import add_member
@@ -99,14 +102,42 @@ async def test_a_session_that_is_online_stays_so_and_is_named(computer: Computer
         assert await alice.ask(type="list", id=1) == {"type": "peers", "id": 1, "peers": []}
 
 
-def test_a_wrong_token_fails_at_the_login_and_says_where_it_came_from(
-    computer: Computer, relay: RelayProcess
+def test_a_wrong_token_fails_at_the_login_with_a_fix_that_works_as_it_stands(
+    computer: Computer, relay: RelayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings = to(computer, relay.url, "not-the-token-at-all")
     assert findings.failed == {"login"} and findings.exit_code == 1
     file = computer.home / ".config" / "hoptell" / ".env"
     assert findings["login"]["message"] == f"the relay does not know the token from {file}"
-    assert "HOPTELL_TOKEN" in findings["login"]["fix"]
+    words = findings["login"]["fix"].split("`")[1].split()
+    assert words[0] == "hoptell"
+    monkeypatch.setattr("hoptell.setup.machine.USUAL_FOLDERS", ())
+    runner = CliRunner(env=computer.environ)
+    done = runner.invoke(cli.command_line, words[1:], input=TOKEN)
+    assert done.exit_code == 0, done.output
+    assert Findings(computer.environ, secrets=(TOKEN,)).exit_code == 0
+
+
+def test_a_wrong_token_in_the_environment_is_to_be_set_there(
+    computer: Computer, relay: RelayProcess
+) -> None:
+    computer.environ["HOPTELL_TOKEN"] = "not-the-token-at-all"
+    findings = to(computer, relay.url)
+    assert findings["login"]["message"].endswith("the token from the environment")
+    assert "set HOPTELL_TOKEN there" in findings["login"]["fix"]
+
+
+def test_an_address_without_a_port_fails_at_tcp_and_names_the_port(
+    computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    monkeypatch.setattr("asyncio.open_connection", refuse)
+    findings = to(computer, "ws://127.0.0.1")
+    assert findings.failed == {"tcp"}
+    assert findings["tcp"]["message"].endswith("ws://127.0.0.1, which means port 80")
+    assert "usually :7777" in findings["tcp"]["fix"]
 
 
 def test_a_name_that_a_members_token_may_not_use_fails_at_the_login(
@@ -156,6 +187,7 @@ def test_a_name_server_that_does_not_answer_ends_in_a_line(
 
 HANGING = """
 import socket, time
+from hoptell import cli
 from hoptell.doctor import network
 network.LINK_TIMEOUT = 0.2
 socket.getaddrinfo = lambda *_, **__: time.sleep(60)
