@@ -59,12 +59,16 @@ class HookWake:
 
     async def __aenter__(self) -> Self:
         registry.sweep(self._home)
+        await self._open()
+        return self
+
+    async def _open(self) -> None:
+        """Listen on a socket, and say where."""
         path = registry.new_socket_path(self._home)
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, path)
         path.chmod(0o600)
         self._registration = registry.register(self._home, self._claude, path)
-        return self
 
     async def __aexit__(
         self,
@@ -72,16 +76,28 @@ class HookWake:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._close()
+        if self._listener is not None:
+            self._listener.writer.close()
+
+    def _close(self) -> None:
         assert self._server is not None and self._registration is not None
         self._registration.file.unlink(missing_ok=True)
         self._server.close()
-        if self._listener is not None:
-            self._listener.writer.close()
         socket = self._registration.socket
         socket.unlink(missing_ok=True)
         if socket.parent != self._registration.file.parent:
             with suppress(OSError):
                 socket.parent.rmdir()
+
+    async def _come_back(self) -> None:
+        """Be found again, if somebody removed the state folder meanwhile; tells a listener."""
+        assert self._registration is not None
+        if self._registration.file.exists() and self._registration.socket.exists():
+            return
+        with suppress(HoptellError, OSError):
+            self._close()
+            await self._open()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError):
@@ -113,6 +129,7 @@ class HookWake:
         """
         listener, self._listener = self._listener, None
         if listener is None:
+            await self._come_back()
             raise NotListening("no hook of Claude Code is listening at the moment")
         listener.writer.write(f"{notice}\n".encode())
         with suppress(TimeoutError):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,25 @@ async def test_the_listener_goes_over_to_the_sidecar_that_follows(
             assert await second.wait_proven(SHORT)
             await second.announce(NOTICE)
             assert (await claude.end_of(hook))[0] == 2
+
+
+async def test_a_state_folder_that_was_removed_is_made_again_and_the_hook_is_heard(
+    home: Path, claude: FakeClaude
+) -> None:
+    async with (
+        HookWake(home, claude.process) as wake,
+        asyncio.timeout(SHORT),
+    ):
+        shutil.rmtree(registry.run_folder(home))
+        hook = await claude.hook()
+        while registry.listener_of(home, claude.process) is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(NotListening):
+            await wake.announce(NOTICE)
+        assert await wake.wait_proven(SHORT)
+        await wake.announce(NOTICE)
+        assert (await claude.end_of(hook))[0] == 2
+    assert registry.sidecars(home, claude.process) == []
 
 
 async def test_two_sessions_in_one_home_wake_only_themselves(home: Path) -> None:
