@@ -181,6 +181,8 @@ class SqliteJournal:
                 self._store.commit(batch)
             except sqlite3.Error as error:
                 self._tell(self._not_written, batch, str(error))
+            except Exception as bug:  # without this thread nobody would ever be answered
+                self._tell(self._not_written, batch, f"a bug, {type(bug).__name__}")
             else:
                 self._tell(self._written, batch)
                 self._store.maintain(every=MAINTENANCE_INTERVAL)

@@ -538,6 +538,28 @@ async def test_a_full_disk_fails_what_does_not_fit_and_the_journal_recovers(
     assert kept == {message.receipt.reference for message in messages[200:203]}
 
 
+async def test_a_bug_in_a_commit_refuses_its_messages_and_the_journal_lives_on(file, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_INTERVAL", 0.01)
+    commit = Store.commit
+    first, second = accepted_messages(2)
+
+    def broken(made: Store, batch: Batch) -> None:
+        if first in batch.accepted:
+            raise ZeroDivisionError
+        commit(made, batch)
+
+    monkeypatch.setattr(Store, "commit", broken)
+    async with journal(file) as (made, told):
+        made.record(first)
+        made.flush()
+        assert await told.get() == ("failed", [first])
+        made.record(second)
+        made.flush()
+        while (heard := await told.get()) == ("durable", []):  # a try that had nothing to write
+            pass
+        assert heard == ("durable", [second])
+
+
 async def test_a_confirmation_that_could_not_be_written_is_written_later(
     file, full_disk, monkeypatch
 ):
