@@ -43,7 +43,7 @@ def hook_command(exit_code: int) -> None:
     """
     from hoptell.sidecar import hook, registry
 
-    claude = registry.agent_process() if os.environ.get("CLAUDECODE") else None
+    claude = registry.claude_code()
     if claude is None:
         raise HoptellError("Claude Code runs this by itself: see 'hoptell hooks'")
     notice = hook.listen(state_folder(), claude, take_over=_event() in hook.TAKES_OVER)

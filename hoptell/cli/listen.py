@@ -17,12 +17,11 @@ from typing import NoReturn
 
 import click
 
-from hoptell.cli.options import Duration
+from hoptell.cli.options import NOTHING_ARRIVED, Duration
 from hoptell.inbox import Claim, Inbox, release, settle
 from hoptell.render import Batch, batch
 from hoptell.settings import load_peer_settings
 
-NOTHING_ARRIVED = 3
 OUTPUT_LENGTH = 20_000
 """Characters at most: agents cut the output of commands, Claude Code at 30,000."""
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)

@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from hoptell import frames
-from hoptell.cli.options import Duration, in_words
+from hoptell.cli.options import NOTHING_ARRIVED, Duration, in_words
 from hoptell.errors import HoptellError, RelayUnreachable
 from hoptell.names import MAX_NAME_LENGTH
 from hoptell.settings import PeerSettings, default_name, load_peer_settings
@@ -36,9 +36,6 @@ CONNECT_TIMEOUT = 5.0
 """Seconds that a relay may take to let a command in; one that restarts is back by then."""
 SEND_TIMEOUT = 15.0
 """Seconds for the relay's answer, which comes within 5, and for one reconnect before it."""
-NOTHING_ARRIVED = 3
-"""The exit code."""
-
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 to_argument = click.argument("to", metavar="TO")

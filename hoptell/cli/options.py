@@ -1,10 +1,13 @@
-"""Kinds of option values that several commands read."""
+"""What several commands share: kinds of option values, and an exit code."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import click
+
+NOTHING_ARRIVED = 3
+"""The exit code of commands that wait: nothing came in time."""
 
 
 class FilePath(click.ParamType[Path]):

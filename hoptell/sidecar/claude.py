@@ -7,7 +7,6 @@ announcement then fails, and `on_listener` is called as soon as one is there aga
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -172,8 +171,3 @@ def _is_ours(entry: str, *, plugin: bool) -> bool:
     if plugin:
         return kind == "plugin" and name.partition("@")[0] == PLUGIN
     return kind == "server" and name == SERVER
-
-
-def claude_code() -> Process | None:
-    """The Claude Code process that this one belongs to; None beside any other agent."""
-    return registry.agent_process() if os.environ.get("CLAUDECODE") else None

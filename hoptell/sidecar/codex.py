@@ -60,7 +60,7 @@ class Codex(NamedTuple):
     @property
     def home(self) -> Path:
         """The folder of its state."""
-        return Path(self.environment.get("CODEX_HOME") or "~/.codex").expanduser()
+        return Path(os.path.expanduser(self.environment.get("CODEX_HOME") or "~/.codex"))
 
 
 class Queued(Enum):
@@ -274,7 +274,8 @@ def find() -> Codex | None:
                 if home and "CODEX_HOME" not in environment:
                     environment["CODEX_HOME"] = home
                 return Codex(kin.program, environment)
-    folders = [str(Path(folder).expanduser()) for folder in USUAL_FOLDERS]
+    # os.path's, since pathlib's raises where there is no home folder.
+    folders = [os.path.expanduser(folder) for folder in USUAL_FOLDERS]
     path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
     program = shutil.which("codex", path=path)
     # The command may be a script that looks for its interpreter on PATH.

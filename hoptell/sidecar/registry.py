@@ -89,6 +89,11 @@ def parents_up_to(agent: Process) -> list[Process]:
     return []
 
 
+def claude_code() -> Process | None:
+    """The Claude Code process that this one belongs to; None beside any other agent."""
+    return agent_process() if os.environ.get("CLAUDECODE") else None
+
+
 class Registration(NamedTuple):
     """A sidecar that awaits its listener."""
 

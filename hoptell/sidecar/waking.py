@@ -215,9 +215,9 @@ def _sentence_on_tmux(home: Path | None, name: str) -> str:
 def _hook(home: Path | None, on_change: Callable[[], None]) -> "HookWake | None":
     if home is None or os.name != "posix" or not hasattr(socket, "AF_UNIX"):
         return None
-    from hoptell.sidecar import claude
+    from hoptell.sidecar import claude, registry
 
-    process = claude.claude_code()
+    process = registry.claude_code()
     return None if process is None else claude.HookWake(home, process, on_change)
 
 
@@ -226,7 +226,7 @@ def _has_channel() -> bool:
         return False
     from hoptell.sidecar import claude, registry
 
-    process = claude.claude_code()
+    process = registry.claude_code()
     if process is None:
         return False
     plugin = "CLAUDE_PLUGIN_ROOT" in os.environ

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -256,6 +257,15 @@ def test_codex_is_found_on_path_and_in_the_usual_folders(
     script(tmp_path / "usual" / "codex", "")
     found = codex.find()
     assert found is not None and found.program == str(tmp_path / "usual" / "codex")
+
+
+def test_without_a_home_folder_codex_is_just_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(codex, "USUAL_FOLDERS", ("~/.local/bin",))
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # has no entry in passwd either
+    assert codex.find() is None
+    assert Codex("codex", {}).home == Path("~/.codex")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a program that does not mind its name")

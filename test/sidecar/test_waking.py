@@ -12,7 +12,7 @@ import pytest
 from support.fake_claude import FakeClaude
 
 from hoptell.errors import HoptellError
-from hoptell.sidecar import claude as claude_module
+from hoptell.sidecar import registry as registry_module
 from hoptell.sidecar import waking as waking_module
 from hoptell.sidecar.claude import NotListening
 from hoptell.sidecar.codex import NotWoken
@@ -45,7 +45,7 @@ class Around:
         self.changes = 0
         self._monkeypatch = monkeypatch
         self.has(channel=False, codex=False)
-        monkeypatch.setattr(claude_module, "claude_code", lambda: None)
+        monkeypatch.setattr(registry_module, "claude_code", lambda: None)
         monkeypatch.setattr(waking_module, "HOOK_WAIT", 0.02)
 
     def has(self, *, channel: bool = False, codex: bool = False) -> None:
@@ -54,7 +54,7 @@ class Around:
 
     def is_run_by(self, claude: FakeClaude) -> None:
         process = claude.process
-        self._monkeypatch.setattr(claude_module, "claude_code", lambda: process)
+        self._monkeypatch.setattr(registry_module, "claude_code", lambda: process)
 
     def waking(self, push: str | None = None) -> Waking:
         return Waking(
