@@ -472,7 +472,8 @@ class Relay:
         peer = self._peers.get(to)
         if peer is None:
             raise Refused(
-                f"the relay knows no peer named {to}: `list` shows who is there", reason="unknown"
+                f"the relay knows no peer named {to}: list the peers to see who is there",
+                reason="unknown",
             )
         message = self._message(connection, frame, now)
         taker = self._taker(peer)
