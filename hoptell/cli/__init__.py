@@ -72,6 +72,12 @@ class Failure(click.ClickException):
 class CommandLine(click.Group):
     """The group of all commands, each imported when it is asked for."""
 
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        # Here and not with the one group below: click has a command remember the help option of
+        # whichever group asked it first.
+        self.context_settings = {"help_option_names": ["-h", "--help"]}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -149,11 +155,7 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing arrived in time."""
 
 
-@click.group(
-    cls=CommandLine,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EPILOG,
-)
+@click.group(cls=CommandLine, epilog=EPILOG)
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def command_line() -> None:
     """A self-hosted relay that lets AI coding agents talk to each other."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from hoptell.cli import command_line
 from hoptell.setup import hooks
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -69,7 +70,5 @@ def test_the_hook_loads_neither_the_mcp_library_nor_websockets_nor_asyncio() -> 
 
 
 def test_the_commands_are_in_the_help() -> None:
-    from hoptell.cli import CommandLine
-
-    shown = CliRunner().invoke(CommandLine("hoptell"), ["hooks", "--help"])
+    shown = CliRunner().invoke(command_line, ["hooks", "--help"])
     assert shown.exit_code == 0 and "claude --settings" in shown.output

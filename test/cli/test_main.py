@@ -267,6 +267,13 @@ def test_every_command_of_the_table_is_there_and_shows_its_help(command: str) ->
     assert f"Usage: hoptell {command}" in result.stdout
 
 
+def test_a_command_group_of_another_name_takes_the_short_help_option_too() -> None:
+    # click has a command keep the help option of the group that asked it first: a group without
+    # -h would take it away from the real one, in whichever order the tests ran.
+    result = CliRunner().invoke(cli.CommandLine("another"), ["-h"])
+    assert result.exit_code == 0 and "-h, --help" in result.output
+
+
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - {"mcp"}))
 def test_no_command_but_mcp_loads_the_mcp_library(command: str) -> None:
     assert not loaded_by(command, "--help") & {"mcp", "mcp_types", "pydantic", "starlette"}
