@@ -24,6 +24,8 @@ from hoptell.frames import (
     decode_client_frame,
     decode_relay_frame,
     encode,
+    encode_after_id,
+    encode_copy,
     salvage_id,
 )
 
@@ -151,6 +153,16 @@ def test_every_frame_has_the_names_of_the_protocol_and_leaves_out_what_is_not_se
     frame: msgspec.Struct, expected: dict[str, Any]
 ) -> None:
     assert wire(frame) == expected
+
+
+@given(st.tuples(TEXT, TEXT), TEXT, st.none() | st.just("team"), st.booleans())
+def test_a_copy_is_the_message_with_another_id(
+    ids: tuple[str, str], text: str, member: str | None, no_reply: bool
+) -> None:
+    first, second = (
+        Message(id, "m", "al", "box", "@all", text, 5, None, member, 6, no_reply) for id in ids
+    )
+    assert encode_copy(second.id, encode_after_id(first)) == encode(second)
 
 
 @given(SCALARS, TEXT)

@@ -48,12 +48,14 @@ from hoptell.relay.model import (
     Close,
     Confirmed,
     Deliver,
+    Delivery,
     Effect,
     Expired,
     Forgotten,
     Known,
     Limits,
     Log,
+    Message,
     Receipt,
     Write,
 )
@@ -137,6 +139,9 @@ class RelayServer:
         """Something happened in this loop turn: `_settle` comes next."""
         self._unwritten: list[WebSocket] = []
         self._held: list[WebSocket] = []
+        self._fanned_out: Message | None = None
+        """The message of which copies are being written, and what they have in common."""
+        self._after_id = b""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -388,23 +393,31 @@ class RelayServer:
             if delivery.sent:
                 self._metrics.redelivered += 1
             delivery.sent = True
-            self._send(effect.connection.transport, delivery.frame())
+            self._send(effect.connection.transport, self._encode(delivery))
         else:
             self._not_durable.setdefault(delivery.receipt, []).append(effect)
 
     def _acknowledge(self, effect: Acknowledge) -> None:
         receipt = effect.receipt
         if receipt.durable:
-            self._send(effect.connection.transport, receipt.ack(effect.id))
+            self._send(effect.connection.transport, frames.encode(receipt.ack(effect.id)))
         else:
             self._not_durable.setdefault(receipt, []).append(effect)
 
     def _write(self, effect: Write) -> None:
-        self._send(effect.connection.transport, effect.frame)
+        self._send(effect.connection.transport, frames.encode(effect.frame))
 
-    def _send(self, websocket: WebSocket, frame: frames.RelayFrame) -> None:
-        if websocket.send(frames.encode(frame)):
+    def _send(self, websocket: WebSocket, frame: bytes) -> None:
+        if websocket.send(frame):
             self._unwritten.append(websocket)
+
+    def _encode(self, delivery: Delivery) -> bytes:
+        if delivery.receipt.state != "fanout":
+            return frames.encode(delivery.frame())
+        if delivery.message is not self._fanned_out:
+            self._after_id = frames.encode_after_id(delivery.frame())
+            self._fanned_out = delivery.message
+        return frames.encode_copy(delivery.id, self._after_id)
 
     def _close(self, effect: Close) -> None:
         websocket: WebSocket = effect.connection.transport
@@ -467,7 +480,7 @@ class RelayServer:
             for effect in self._not_durable.pop(record.receipt, ()):
                 if isinstance(effect, Acknowledge):
                     error = frames.Error(NOT_RECORDED, effect.id)
-                    self._send(effect.connection.transport, error)
+                    self._send(effect.connection.transport, frames.encode(error))
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()

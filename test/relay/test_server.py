@@ -479,10 +479,13 @@ async def test_a_fault_in_one_effect_costs_only_the_connection_it_came_up_on(
     relay: RunningRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob, carol = [await relay.login(name) for name in ("alice", "bob", "carol")]
+    await alice.send(type="send", id=0, to="@all", text="before")
+    for peer in (alice, bob, carol):
+        await peer.receive()
     encode = frames.encode
 
     def faulty(frame: Any) -> bytes:
-        if isinstance(frame, frames.Message) and frame.id.endswith("-0000"):
+        if isinstance(frame, frames.Message) and frame.id.endswith("-0002"):
             raise ValueError("a bug")
         return encode(frame)
 
