@@ -79,6 +79,14 @@ def test_a_scenario_runs_against_hoptell_and_every_figure_makes_sense(
         assert 0 < result["relay_cpu"] <= result["seconds"] * 1.5
 
 
+def test_with_a_journal_the_length_of_its_commits_is_measured(
+    bench: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    answer = bench("hoptell-journal", "window-16", peers=2)
+    assert answer.returncode == 0, answer.stderr
+    assert 0 < json.loads(answer.stdout)["commit_us"] < 5e6
+
+
 @pytest.mark.parametrize("relay", ["node", "node-joined"])
 def test_the_node_relay_that_hoptell_is_compared_with_runs(
     bench: Callable[..., subprocess.CompletedProcess[str]], relay: str

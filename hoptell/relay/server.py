@@ -107,6 +107,7 @@ class RelayServer:
         self.core = Relay(id_seed=secrets.token_hex(16), rate=settings.rate, limits=limits)
         self.addresses: list[tuple[str, int]] = []
         """Where it listens: host and port."""
+        self.metrics = Metrics()
         self._settings = settings
         self._credentials = credentials
         self._log = log
@@ -126,7 +127,6 @@ class RelayServer:
         self._clock = clock
         self._limits = limits or Limits()
         self._journal: Journal = NullJournal()
-        self._metrics = Metrics()
         self._tls: ssl.SSLContext | None = None
         self._not_durable: dict[Receipt, list[Deliver | Acknowledge]] = {}
         """What may be told once the journal has it, in the order of the messages."""
@@ -207,6 +207,7 @@ class RelayServer:
             loop=self._loop,
             on_durable=self._durable,
             on_failed=self._withdraw,
+            on_commit=self.metrics.committed,
             key_lifetime=self._limits.key_lifetime,
         )
         now = self._turn()
@@ -272,7 +273,7 @@ class RelayServer:
             status, text = http.HTTPStatus.OK, "ok\n"
         elif request.method in ("GET", "HEAD") and path == "/metrics":
             status = http.HTTPStatus.OK
-            content_type, text = self._metrics.text(self.core.gauges())
+            content_type, text = self.metrics.text(self.core.gauges())
         else:
             status = http.HTTPStatus.UPGRADE_REQUIRED
             text = "This is a hoptell relay: connect with `hoptell`, by WebSocket.\n"
@@ -391,7 +392,7 @@ class RelayServer:
         delivery = effect.delivery
         if delivery.receipt.durable:
             if delivery.sent:
-                self._metrics.redelivered += 1
+                self.metrics.redelivered += 1
             delivery.sent = True
             self._send(effect.connection.transport, self._encode(delivery))
         else:
@@ -427,7 +428,7 @@ class RelayServer:
         self._journal.record(effect)
         message = effect.message
         copies = len(effect.deliveries)
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.accepted += 1
         metrics.accepted_bytes += message.size
         metrics.copies += copies
@@ -435,13 +436,13 @@ class RelayServer:
 
     def _confirmed(self, effect: Confirmed) -> None:
         self._journal.record(effect)
-        self._metrics.delivered += 1
+        self.metrics.delivered += 1
         delivery = effect.delivery
         self._log.confirmed(delivery.peer.name, delivery.message.reference)
 
     def _expired(self, effect: Expired) -> None:
         self._journal.record(effect)
-        self._metrics.expired += 1
+        self.metrics.expired += 1
         delivery = effect.delivery
         fields = {"to": delivery.peer.name, "reference": delivery.message.reference}
         self._log.add("expired", fields)
@@ -455,9 +456,9 @@ class RelayServer:
 
     def _note(self, effect: Log) -> None:
         if effect.event == "refused":
-            self._metrics.refused[effect.fields["reason"]] += 1
+            self.metrics.refused[effect.fields["reason"]] += 1
         elif effect.event == "login refused":
-            self._metrics.logins_refused[effect.fields["code"]] += 1
+            self.metrics.logins_refused[effect.fields["code"]] += 1
         self._log.add(effect.event, effect.fields)
 
     def _durable(self, accepted: list[Accepted]) -> None:
@@ -475,6 +476,7 @@ class RelayServer:
     def _withdraw(self, accepted: list[Accepted]) -> None:
         """The journal cannot take these messages, of which nobody has heard: refuse them."""
         now = self._turn()
+        self.metrics.withdrawn += len(accepted)
         for record in accepted:
             self.core.withdraw(record, NOT_RECORDED, now=now)
             for effect in self._not_durable.pop(record.receipt, ()):
