@@ -6,6 +6,21 @@
 # An exit code 2 of `hoptell hook` wakes the session. So nothing else here may exit 2: uvx and
 # pipx do when they fail, and are asked to hand another code through.
 set -u
+
+# Programs started from a desktop have a short PATH. What is not absolute in it, as an empty part,
+# would be in the folder of the project, whose programs are somebody else's.
+PATH=$PATH:${HOME:-/nonexistent}/.local/bin:/opt/homebrew/bin:/usr/local/bin
+absolute=
+set -f
+IFS=:
+for folder in $PATH; do
+    case $folder in /*) absolute=$absolute:$folder ;; esac
+done
+set +f
+unset IFS
+PATH=${absolute#:}
+export PATH
+
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 command=${1:-mcp}
 
@@ -15,10 +30,6 @@ HOPTELL_TOKEN=${HOPTELL_TOKEN:-${HOPTELL_PLUGIN_TOKEN:-}}
 HOPTELL_NAME=${HOPTELL_NAME:-${HOPTELL_PLUGIN_NAME:-}}
 export HOPTELL_RELAY HOPTELL_TOKEN HOPTELL_NAME
 unset HOPTELL_PLUGIN_RELAY HOPTELL_PLUGIN_TOKEN HOPTELL_PLUGIN_NAME
-
-# Programs started from a desktop have a short PATH.
-PATH=$PATH:${HOME:-/nonexistent}/.local/bin:/opt/homebrew/bin:/usr/local/bin
-export PATH
 
 have() { command -v "$1" >/dev/null 2>&1; }
 

@@ -17,6 +17,7 @@ The agent's side:
 
 client.py     RelayClient: connect, send, receive, come back
 explain.py    why there is no connection, in one sentence each
+programs.py   the agents' programs: where they are, and what they call hoptell
 processes.py  which process is it, and does it still run?
 inbox.py      the folder where deliveries wait for the agent
 watch.py      notices that something appeared in that folder

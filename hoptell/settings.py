@@ -8,16 +8,17 @@ project that an agent works on. An empty value counts as unset. Secrets are mask
 """
 
 import io
+import ipaddress
 import os
 import platform
 import re
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hoptell.errors import ConfigurationError
@@ -25,6 +26,8 @@ from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding
+
+T = TypeVar("T")
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
@@ -80,7 +83,7 @@ class PeerSettings:
     """HOPTELL_ROLES: comma-separated."""
     push: str | None = None
     """HOPTELL_PUSH: the wake mode; unset, the sidecar finds out."""
-    home: Path = field(default_factory=lambda: Path.home() / ".hoptell")
+    home: Path = field(default_factory=lambda: _state_folder(None, os.environ))
     """HOPTELL_HOME: the folder for inboxes and state."""
 
 
@@ -112,14 +115,42 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 def usual_state_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """The same where HOPTELL_HOME does not say otherwise; None without a home folder."""
-    home = _home(os.environ if environ is None else environ)
+    home = home_folder(os.environ if environ is None else environ)
     return None if home is None else home / ".hoptell"
+
+
+def home_folder(environ: Mapping[str, str]) -> Path | None:
+    """The user's home folder, if there is one."""
+    if home := environ.get("HOME", "").strip():
+        return Path(home)
+    try:
+        return Path.home()
+    except RuntimeError:  # a user id without a name, as in some containers
+        return None
+
+
+def config_home(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the user's configurations, usually `~/.config`, if there is one."""
+    # Relative, it would be within the current folder; the XDG specification ignores it too.
+    configured = Path(environ.get("XDG_CONFIG_HOME", "").strip())
+    if configured.is_absolute():
+        return configured
+    home = home_folder(environ)
+    return None if home is None else home / ".config"
 
 
 def relay_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL of a relay that listens on this host name or address."""
     scheme = "wss" if tls else "ws"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine itself, as far as the name alone tells."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load_relay_settings(
@@ -144,7 +175,7 @@ def load_relay_settings(
     found.update({key: value for key, value in options.items() if value is not None})
     settings = RelaySettings(**{key: value for key, value in found.items() if value is not None})
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise ConfigurationError("HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together: set both")
+        raise ConfigurationError("HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together", "set both")
     return settings
 
 
@@ -195,7 +226,7 @@ class Values:
                 return value
         return None
 
-    def parse(self, name: str, parser: "Any") -> Any:
+    def parse(self, name: str, parser: Callable[[str], T]) -> T | None:
         """The variable's value, or None where it is unset.
 
         Raises:
@@ -216,8 +247,7 @@ class Values:
         Raises:
             ConfigurationError: it cannot be a path on this machine.
         """
-        path: Path | None = self.parse(name, lambda text: _expanded(text, self.environ))
-        return path
+        return self.parse(name, lambda text: _expanded(text, self.environ))
 
     def _where(self, name: str) -> str:
         in_environ = self.environ.get(name, "").strip()
@@ -236,8 +266,8 @@ def settings_file_candidates(environ: Mapping[str, str]) -> list[Path]:
         except ValueError as error:
             raise ConfigurationError(f"HOPTELL_ENV: {error}") from None
     candidates = []
-    if config_home := _config_home(environ):
-        candidates.append(config_home / "hoptell" / ".env")
+    if (configurations := config_home(environ)) is not None:
+        candidates.append(configurations / "hoptell" / ".env")
     root = Path(__file__).resolve().parent.parent
     if _is_checkout(root):
         candidates.append(root / ".env")
@@ -256,8 +286,8 @@ def find_settings_file(environ: Mapping[str, str]) -> Path | None:
             return file
     if environ.get("HOPTELL_ENV", "").strip():
         raise ConfigurationError(
-            f"HOPTELL_ENV names {candidates[0]}, which is not a readable file: create it or unset"
-            " HOPTELL_ENV"
+            f"HOPTELL_ENV names {candidates[0]}, which is not a readable file",
+            "create it or unset HOPTELL_ENV",
         )
     return None
 
@@ -276,15 +306,15 @@ def read_settings_file(file: Path) -> dict[str, str]:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(MAX_FILE_LENGTH + 1)
             if len(text) > MAX_FILE_LENGTH:
-                raise ConfigurationError(f"{file} is too large for a settings file: name another")
+                raise ConfigurationError(f"{file} is too large for a settings file", "name another")
             for binding in parse_stream(io.StringIO(text)):
                 if binding.error or _has_no_value(binding):
                     line = _line_of(binding)
-                    raise ConfigurationError(f"{file}, line {line}, is not NAME=value: fix it")
+                    raise ConfigurationError(f"{file}, line {line}, is not NAME=value", "fix it")
                 if binding.key is not None and binding.value is not None:
                     values[binding.key] = _exact_value(binding)
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+        raise ConfigurationError(f"{file} is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
     return values
@@ -305,14 +335,14 @@ def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple
     file = find_settings_file(environ) or next(iter(settings_file_candidates(environ)), None)
     if file is None:
         raise ConfigurationError(
-            "there is no home folder to keep a token in: set HOME, or HOPTELL_TOKEN yourself"
+            "there is no home folder to keep a token in", "set HOME, or HOPTELL_TOKEN yourself"
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with open(handle, "r+", encoding="utf-8") as stream:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ConfigurationError(f"{file} is not a regular file: remove it")
+                raise ConfigurationError(f"{file} is not a regular file", "remove it")
             _wait_for_lock(handle)
             if token := read_settings_file(file).get("HOPTELL_TOKEN", "").strip():
                 return token, file
@@ -405,29 +435,11 @@ def _is_checkout(root: Path) -> bool:
         return False
 
 
-def _home(environ: Mapping[str, str]) -> Path | None:
-    if home := environ.get("HOME", "").strip():
-        return Path(home)
-    try:
-        return Path.home()
-    except RuntimeError:  # a user id without a name, as in some containers
-        return None
-
-
-def _config_home(environ: Mapping[str, str]) -> Path | None:
-    # Relative, it would be within the current folder; the XDG specification ignores it too.
-    configured = Path(environ.get("XDG_CONFIG_HOME", "").strip())
-    if configured.is_absolute():
-        return configured
-    home = _home(environ)
-    return None if home is None else home / ".config"
-
-
 def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
     if configured is None:
         usual = usual_state_folder(environ)
         if usual is None:
-            raise ConfigurationError("there is no home folder: set HOME or HOPTELL_HOME")
+            raise ConfigurationError("there is no home folder", "set HOME or HOPTELL_HOME")
         return usual
     if not configured.is_absolute():
         # Each process would take another one, and messages would wait where nobody looks.
@@ -467,7 +479,7 @@ def _port(text: str) -> int:
 def _expanded(text: str, environ: Mapping[str, str]) -> Path:
     if "\0" in text:
         raise ValueError("a path cannot contain a NUL character")
-    home = _home(environ)
+    home = home_folder(environ)
     if home is not None and (text == "~" or text.startswith("~/")):
         return home / text[2:]
     try:

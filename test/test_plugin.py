@@ -118,6 +118,21 @@ def test_a_user_installation_is_found_without_path(machine: Machine) -> None:
     assert machine.calls() == ["hoptell mcp"]
 
 
+@pytest.mark.parametrize("path", ["{}:", ":{}", "{}::/x", ".:{}", "project:{}"])
+def test_a_program_of_the_current_folder_is_not_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    project = machine.bin.parent / "project"
+    project.mkdir()
+    machine.install("hoptell", code=7)
+    (machine.bin / "hoptell").rename(project / "hoptell")
+    machine.install("uvx")
+    for folder in (project, project.parent):
+        monkeypatch.chdir(folder)
+        assert machine.launch("mcp", PATH=path.format(machine.bin)).returncode == 0
+    assert all(call.startswith("uvx ") for call in machine.calls())
+
+
 def test_the_environment_comes_before_what_is_configured_in_the_plugin(machine: Machine) -> None:
     machine.install("hoptell")
     configured = {

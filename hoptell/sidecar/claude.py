@@ -15,12 +15,11 @@ from typing import Self
 
 from hoptell.errors import HoptellError
 from hoptell.processes import Process
+from hoptell.programs import PLUGIN, SERVER
 from hoptell.sidecar import hook, registry
 from hoptell.sidecar.wake import Notice
 
 TAKEN_TIMEOUT = 2.0
-PLUGIN = "hoptell"
-SERVER = "hoptell"
 
 
 class NotListening(HoptellError):

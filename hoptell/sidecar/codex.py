@@ -21,13 +21,13 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hoptell.errors import HoptellError
+from hoptell.programs import USUAL_FOLDERS, codex_home, find_program, search_path
 from hoptell.sidecar.wake import Notice
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ QUEUE_TIMEOUT = 20.0
 CONTROL_TIMEOUT = 5.0
 CONTROL_SOCKET = Path("app-server-control", "app-server-control.sock")
 """Where Codex's daemon listens, below CODEX_HOME."""
-USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
 
 _is_thread = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{7,63}", re.ASCII).fullmatch
 
@@ -56,11 +55,6 @@ class Codex(NamedTuple):
 
     program: str
     environment: dict[str, str]
-
-    @property
-    def home(self) -> Path:
-        """The folder of its state."""
-        return Path(os.path.expanduser(self.environment.get("CODEX_HOME") or "~/.codex"))
 
 
 class Queued(Enum):
@@ -180,7 +174,10 @@ async def _start(thread: str, notice: str) -> Queued:
     codex = await asyncio.to_thread(find)
     if codex is None:
         raise NotWoken("cannot look after Codex's queue: the codex command was not found")
-    return await start_queued(codex.home / CONTROL_SOCKET, thread, notice)
+    home = codex_home(codex.environment)
+    if home is None:
+        raise NotWoken("cannot look after Codex's queue: there is no home folder, set CODEX_HOME")
+    return await start_queued(home / CONTROL_SOCKET, thread, notice)
 
 
 async def run(codex: Codex, *arguments: str) -> None:
@@ -274,9 +271,7 @@ def find() -> Codex | None:
                 if home and "CODEX_HOME" not in environment:
                     environment["CODEX_HOME"] = home
                 return Codex(kin.program, environment)
-    # os.path's, since pathlib's raises where there is no home folder.
-    folders = [os.path.expanduser(folder) for folder in USUAL_FOLDERS]
-    path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
-    program = shutil.which("codex", path=path)
+    program = find_program("codex", environ=environment, folders=USUAL_FOLDERS)
     # The command may be a script that looks for its interpreter on PATH.
-    return Codex(program, {**environment, "PATH": path}) if program else None
+    environment["PATH"] = search_path(environment, USUAL_FOLDERS)
+    return Codex(program, environment) if program else None

@@ -265,7 +265,31 @@ def test_without_a_home_folder_codex_is_just_not_found(monkeypatch: pytest.Monke
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # has no entry in passwd either
     assert codex.find() is None
-    assert Codex("codex", {}).home == Path("~/.codex")
+
+
+async def test_without_a_home_folder_its_queue_cannot_be_looked_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "codex", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # has no entry in passwd either
+    with pytest.raises(NotWoken, match="no home folder, set CODEX_HOME"):
+        await codex._start(THREAD, str(NOTICE))
+
+
+@pytest.mark.parametrize("path", [None, "", "/nonexistent:", "."])
+def test_a_codex_of_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    script(tmp_path / "codex", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(codex, "USUAL_FOLDERS", (str(tmp_path / "usual"),))
+    if path is None:
+        monkeypatch.delenv("PATH")
+    else:
+        monkeypatch.setenv("PATH", path)
+    assert codex.find() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a program that does not mind its name")
