@@ -149,7 +149,9 @@ def test_every_module_of_the_relay_has_its_place_in_the_order() -> None:
     assert relay == set(RELAY)
 
 
-@pytest.mark.parametrize("package", ["", "relay", "sidecar", "tmux", "setup", "doctor"])
+@pytest.mark.parametrize(
+    "package", ["", "relay", "sidecar", "tmux", "setup", "setup/agents", "doctor"]
+)
 def test_a_package_says_what_each_of_its_modules_is_for(package: str) -> None:
     folder = PACKAGE / package
     described = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))

@@ -16,7 +16,8 @@ from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
 from hoptell.processes import Process
 from hoptell.settings import PeerSettings
-from hoptell.setup.agents import AGENTS, Agent, Registration
+from hoptell.setup.agents.agent import Agent, Registration
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine
 from hoptell.sidecar.presence import Session, sessions
 
@@ -292,7 +293,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
         found = agent.registrations(machine)
         problem = agent.problem(machine)
     except HoptellError as error:
-        yield Line("agents", "warn", str(error), about=agent.key)
+        yield Line("agents", "warn", error.problem, error.fix, about=agent.key)
         return
     if not found:
         said = f"{agent.title} is here, and hoptell is not registered with it"
@@ -305,7 +306,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
     if problem is not None:
         yield Line("agents", "warn", f"{agent.title}: {problem}", register, about=agent.key)
         return
-    name = found[0].environment.get("HOPTELL_NAME")
+    name = found[0].name
     as_name = f", as {name}" if name else ""
     said = f"{agent.title} has hoptell ({found[0].where}){as_name}"
     yield Line("agents", "ok", said, about=agent.key)

@@ -34,7 +34,7 @@ def read(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+        raise ConfigurationError(f"{file} is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
 
@@ -135,7 +135,8 @@ def edited_json(
         if not isinstance(value, dict):
             raise ConfigurationError(
                 f"{file} is not plain JSON (it may have comments, which would be lost), so it"
-                f" stays as it is: add this to it yourself: {by_hand}"
+                " stays as it is",
+                f"add this to it yourself: {by_hand}",
             )
     edit(value)
     found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
@@ -160,8 +161,15 @@ def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:
     for key in path:
         value = value.setdefault(key, {})
         if not isinstance(value, dict):
-            raise ConfigurationError(f"{key!r} in {file} is not an object: correct it first")
+            raise ConfigurationError(f"{key!r} in {file} is not an object", "correct it first")
     return value
+
+
+def found_table(value: object, *path: str) -> dict[str, Any]:
+    """The object at `path` within `value`; an empty one where none stands there."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 # TOML ---------------------------------------------------------------------------------------
@@ -182,4 +190,6 @@ def edited_toml(file: Path, text: str | None, edit: Callable[["TOMLDocument"], N
         return tomlkit.dumps(document)
     except (TOMLKitError, TypeError, AttributeError) as error:
         where = f", line {error.line}" if hasattr(error, "line") else ""
-        raise ConfigurationError(f"{file}{where} cannot be understood: correct it first") from None
+        raise ConfigurationError(
+            f"{file}{where} cannot be understood", "correct it first"
+        ) from None

@@ -61,8 +61,9 @@ def make(environ: Mapping[str, str]) -> Outcome:
         return Outcome(file, "made", "the token of your environment")
     if values.get("HOPTELL_RELAY") is not None:
         raise ConfigurationError(
-            "HOPTELL_RELAY names a relay that has its token already: give it that one with"
-            " `hoptell init --relay URL --token-stdin`, or unset HOPTELL_RELAY"
+            "HOPTELL_RELAY names a relay that has its token already",
+            "give it that one with `hoptell init --relay URL --token-stdin`, or unset"
+            " HOPTELL_RELAY",
         )
     _, file = create_token(environ)
     tighten(file)
@@ -106,8 +107,9 @@ def check(environ: Mapping[str, str], relay: str, token: str, *, force: bool) ->
         found = before.get(f"HOPTELL_{key}", "").strip()
         if found and found != value:
             raise ConfigurationError(
-                f"{file} has another {what} already, and was left as it is: add --force to"
-                f" replace it (the old file is kept beside it, as *{files.BACKUP_SUFFIX})"
+                f"{file} has another {what} already, and was left as it is",
+                "add --force to replace it (the old file is kept beside it, as"
+                f" *{files.BACKUP_SUFFIX})",
             )
 
 
@@ -132,7 +134,7 @@ def place(environ: Mapping[str, str]) -> Path:
     file = find_settings_file(environ) or next(iter(settings_file_candidates(environ)), None)
     if file is None:
         raise ConfigurationError(
-            "there is no home folder to keep settings in: set HOME, or HOPTELL_ENV"
+            "there is no home folder to keep settings in", "set HOME, or HOPTELL_ENV"
         )
     return file
 
@@ -148,7 +150,7 @@ def write(file: Path, values: Mapping[str, str]) -> None:
     files.replace(file, text, mode=0o600)
     written = read_settings_file(file)
     if any(written.get(name) != value for name, value in values.items()):
-        raise ConfigurationError(f"{file} does not read as it was written: correct it by hand")
+        raise ConfigurationError(f"{file} does not read as it was written", "correct it by hand")
 
 
 def with_values(text: str, values: Mapping[str, str]) -> str:

@@ -121,7 +121,7 @@ def test_what_is_no_token_is_said_without_quoting_it(token: str) -> None:
 
 
 def test_without_a_home_folder_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoptell.settings._home", lambda environ: None)
+    monkeypatch.setattr("hoptell.settings.home_folder", lambda environ: None)
     monkeypatch.setattr("hoptell.settings._is_checkout", lambda root: False)
     with pytest.raises(ConfigurationError, match="no home folder"):
         settings_file.make({})
