@@ -221,6 +221,24 @@ def test_a_terminal_that_somebody_made_non_blocking_loses_nothing() -> None:
     os.close(write)
 
 
+def test_what_another_thread_notes_comes_after_what_is_being_written() -> None:
+    written: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        if b"first" in data:
+            other = threading.Thread(target=log.note, args=("second", "from elsewhere"))
+            threads.append(other)
+            other.start()
+            other.join(0.1)  # it has to wait for this write: the lines of two are not mixed
+        written.append(data)
+
+    threads: list[threading.Thread] = []
+    log = EventLog(write)
+    log.note("first", "from here")
+    threads[0].join(10)
+    assert [line.split()[1] for line in b"".join(written).splitlines()] == [b"first:", b"second:"]
+
+
 # What libraries log -------------------------------------------------------------------------
 
 
