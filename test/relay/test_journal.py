@@ -361,6 +361,32 @@ def test_what_is_wrong_with_a_damaged_file_is_one_line(file):
     assert "damaged" in (why := refused(file)) and "\n" not in why
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE peers SET roles = 'dev'",
+        "UPDATE peers SET roles = '[1]'",
+        "UPDATE messages SET text = x'ff'",
+        "UPDATE messages SET text = CAST(x'ff' AS TEXT)",
+        "UPDATE keys SET accepted_at = 'today'",
+        "UPDATE keys SET state = 'fanout', skipped = '{'",
+    ],
+)
+def test_values_that_hoptell_would_not_have_written_are_explained(file, change):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "hi", key="k")
+    relay.commit()
+    relay.end()
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(change)
+    store = Store(file, key_lifetime=600)
+    with pytest.raises(ConfigurationError, match="cannot be used .*damaged") as refusal:
+        store.load(EPOCH)
+    assert "\n" not in str(refusal.value)
+
+
 async def test_a_second_relay_is_refused_under_every_name_of_the_file(file):
     other = file.with_name("other")
     other.symlink_to(file)
