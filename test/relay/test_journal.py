@@ -8,9 +8,11 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.core import EPOCH, Driver, delivered, texts, written
@@ -265,10 +267,11 @@ def test_old_keys_leave_the_file(file, monkeypatch):
     relay.driver.send(bob, "alice", key="old")
     relay.commit()
     sent_at = relay.driver.now + EPOCH
-    monkeypatch.setattr(store.time, "time", lambda: sent_at + 599)
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
+    now = sent_at + 599
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == [("old",)]
-    monkeypatch.setattr(store.time, "time", lambda: sent_at + 601)
+    now = sent_at + 601
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == []
     relay.end()

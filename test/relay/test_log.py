@@ -179,10 +179,8 @@ def test_an_output_that_stands_still_holds_nobody_up_and_counts_what_it_lost() -
     read, write = os.pipe()
     output = ThreadOutput(write, max_waiting=10_000)
     line = b"x" * 99 + b"\n"
-    started = time.monotonic()
-    for _ in range(5_000):  # 500 kB, and the pipe takes 64 kB
+    for _ in range(5_000):  # 500 kB, and the pipe takes 64 kB: nobody reads, and this goes on
         output.write(line)
-    assert time.monotonic() - started < 1
     seen = bytearray()
 
     def drain() -> None:
