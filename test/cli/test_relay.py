@@ -108,6 +108,15 @@ def test_a_host_where_the_commands_here_do_not_look_is_told(
         assert told is not bool(settings)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_port_where_the_commands_here_do_not_look_is_told(tmp_path: Path, known: bool) -> None:
+    port = str(free_port())
+    settings = {"HOPTELL_PORT": port} if known else {}
+    with relay_process(tmp_path, "--port", port, **settings) as relay:
+        told = any(f"put HOPTELL_PORT={port} into the" in line for line in relay.lines())
+        assert told is not known
+
+
 def test_a_second_relay_does_not_change_the_token_of_the_first(
     tmp_path: Path, taken_port: int
 ) -> None:
