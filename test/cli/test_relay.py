@@ -109,8 +109,10 @@ def test_a_host_where_the_commands_here_do_not_look_is_told(
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_port_where_the_commands_here_do_not_look_is_told(tmp_path: Path, known: bool) -> None:
-    port = str(free_port())
+def test_a_port_where_the_commands_here_do_not_look_is_told(
+    tmp_path: Path, free_port: int, known: bool
+) -> None:
+    port = str(free_port)
     settings = {"HOPTELL_PORT": port} if known else {}
     with relay_process(tmp_path, "--port", port, **settings) as relay:
         told = any(f"put HOPTELL_PORT={port} into the" in line for line in relay.lines())
@@ -324,7 +326,8 @@ async def test_a_log_that_nobody_reads_does_not_hold_up_the_relay(tmp_path: Path
     )
     assert process.stderr is not None
     try:
-        assert b"listening" in process.stderr.readline()
+        while b"listening" not in process.stderr.readline():
+            assert process.poll() is None
         alice = await login(relay.url, "alice")
         for _ in range(20):  # 20,000 lines: 1.5 MB, where a pipe takes 64 kB
             for id in range(1000):
