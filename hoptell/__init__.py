@@ -7,6 +7,7 @@ Both sides of the wire:
 errors.py     every exception
 names.py      peer names, roles, addresses
 frames.py     the wire: frames, limits, close codes; decode and encode
+replacing.py  changing a file that people edit too; it stays whose it was
 settings.py   one dataclass a role, from environment and file
 
 The relay's side:

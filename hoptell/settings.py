@@ -14,13 +14,14 @@ import platform
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from hoptell import replacing
 from hoptell.errors import ConfigurationError
 from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem, split_roles
 
@@ -299,24 +300,32 @@ def read_settings_file(file: Path) -> dict[str, str]:
         ConfigurationError: it cannot be read, or a line is not `NAME=value`; the sentence
             names the line but never quotes it.
     """
-    from dotenv.parser import parse_stream  # 4 ms that who has no such file need not wait
+    return _values_in(_text_of(file), file)
 
-    values: dict[str, str] = {}
+
+def _text_of(file: Path) -> str:
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8", newline="") as stream:
             text = stream.read(MAX_FILE_LENGTH + 1)
-            if len(text) > MAX_FILE_LENGTH:
-                raise ConfigurationError(f"{file} is too large for a settings file", "name another")
-            for binding in parse_stream(io.StringIO(text)):
-                if binding.error or _has_no_value(binding):
-                    line = _line_of(binding)
-                    raise ConfigurationError(f"{file}, line {line}, is not NAME=value", "fix it")
-                if binding.key is not None and binding.value is not None:
-                    values[binding.key] = _exact_value(binding)
     except UnicodeDecodeError:
         raise ConfigurationError(f"{file} is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+    if len(text) > MAX_FILE_LENGTH:
+        raise ConfigurationError(f"{file} is too large for a settings file", "name another")
+    return text
+
+
+def _values_in(text: str, file: Path) -> dict[str, str]:
+    from dotenv.parser import parse_stream  # 4 ms that who has no such file need not wait
+
+    values: dict[str, str] = {}
+    for binding in parse_stream(io.StringIO(text, newline=None)):
+        if binding.error or _has_no_value(binding):
+            line = _line_of(binding)
+            raise ConfigurationError(f"{file}, line {line}, is not NAME=value", "fix it")
+        if binding.key is not None and binding.value is not None:
+            values[binding.key] = _exact_value(binding)
     return values
 
 
@@ -337,40 +346,99 @@ def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple
         raise ConfigurationError(
             "there is no home folder to keep a token in", "set HOME, or HOPTELL_TOKEN yourself"
         )
+    fresh = {"HOPTELL_TOKEN": secrets.token_urlsafe(32), **more}
+
+    def change(before: Mapping[str, str]) -> Mapping[str, str]:
+        return {} if before.get("HOPTELL_TOKEN", "").strip() else fresh
+
+    return change_settings_file(file, change)["HOPTELL_TOKEN"].strip(), file
+
+
+def change_settings_file(
+    file: Path, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+) -> dict[str, str]:
+    """Set variables in a settings file, which only its owner can read then; other lines stay.
+
+    The file is made where there is none. `change` gets the variables that it has, and returns
+    those to set; if there are none, nothing is written. Meanwhile no other process changes it:
+    whoever writes a settings file does it here.
+
+    Returns: the variables that it has now.
+
+    Raises:
+        ConfigurationError: it cannot be read or written, or a value cannot be kept in it.
+    """
+    target = Path(os.path.realpath(file))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(handle, "r+", encoding="utf-8") as stream:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ConfigurationError(f"{file} is not a regular file", "remove it")
-            _wait_for_lock(handle)
-            if token := read_settings_file(file).get("HOPTELL_TOKEN", "").strip():
-                return token, file
-            if os.name == "posix":
-                os.fchmod(handle, 0o600)
-            token = secrets.token_urlsafe(32)
-            stream.write(_new_lines(stream.read(), {"HOPTELL_TOKEN": token, **more}))
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(target):
+            text = _text_of(target)
+            before = _values_in(text, file)
+            wanted = change(before)
+            if not wanted:
+                return before
+            text = _with_values(text, wanted)
+            after = _values_in(text, file)
+            if not wanted.items() <= after.items():
+                raise ConfigurationError(f"{file} cannot keep such values", "set them by hand")
+            replacing.replace(target, text.encode(), mode=replacing.PRIVATE)
+            return after
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
-    return token, file
 
 
-def _new_lines(before: str, values: Mapping[str, str]) -> str:
-    if not before:
-        start = FILE_HEAD
-    else:
-        start = "" if before.endswith("\n") else "\n"
-    return start + "".join(f"{name}={value}\n" for name, value in values.items())
-
-
-def _wait_for_lock(handle: int) -> None:
-    """Let one process at a time write; the lock goes when the file is closed."""
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Be the only one who changes a settings file; it is made where there is none."""
     try:
         import fcntl
     except ImportError:  # Windows
+        file.touch(replacing.PRIVATE)
+        yield
         return
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    while True:
+        handle = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, replacing.PRIVATE)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ConfigurationError(f"{file} is not a regular file", "remove it")
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(handle, file):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _is_at(handle: int, file: Path) -> bool:
+    """Whether an open file is still the one there, and was not replaced while we waited."""
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _with_values(text: str, values: Mapping[str, str]) -> str:
+    """A settings file's text after `values` were set in it."""
+    from dotenv.parser import parse_stream
+
+    left = dict(values)
+    parts = []
+    for binding in parse_stream(io.StringIO(text)):
+        original = binding.original.string
+        if binding.key not in values or binding.error:
+            parts.append(original)
+            continue
+        blank = original[: len(original) - len(original.lstrip())]
+        if binding.key in left:
+            export = "export " if original.lstrip().startswith("export ") else ""
+            parts.append(f"{blank}{export}{binding.key}={quoted(left.pop(binding.key))}\n")
+        else:
+            parts.append(blank)  # it stood there twice, and the last one counted
+    result = "".join(parts) or FILE_HEAD
+    if left and not result.endswith("\n"):
+        result += "\n"
+    return result + "".join(f"{name}={quoted(value)}\n" for name, value in left.items())
 
 
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.~+/=:@,-]+", re.ASCII)

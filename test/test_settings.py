@@ -1,10 +1,12 @@
 """Settings (SPEC.md, 8): where they come from, what they may be, what is said if they are wrong."""
 
+import fcntl
 import os
 import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +24,7 @@ from hoptell.settings import (
     Rate,
     RelaySettings,
     Values,
+    change_settings_file,
     create_token,
     default_name,
     find_settings_file,
@@ -618,7 +621,7 @@ def test_an_existing_file_keeps_its_lines_and_becomes_private(
     file.chmod(0o644)
     token, where = create_token(environ, HOPTELL_RELAY="ws://h:1")
     assert where == file and mode_of(file) == 0o600
-    assert file.read_text(encoding="utf-8").startswith(before)
+    assert file.read_text(encoding="utf-8").startswith(before.removeprefix("\ufeff"))
     found = load_peer_settings(environ)
     assert (found.token, found.relay) == (token, "ws://h:1")
     assert found.name == ("bob" if "bob" in before else None)
@@ -651,6 +654,48 @@ def test_processes_that_start_together_agree_on_one_token(environ: dict[str, str
     ]
     tokens = {process.communicate(timeout=30)[0] for process in processes}
     assert len(tokens) == 1 and tokens != {b""}
+
+
+def test_who_waits_to_change_a_file_that_is_replaced_changes_the_new_one_alone(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(environ["HOME"]) / ".config/hoptell/.env"
+    asked, lock = threading.Event(), fcntl.flock
+    seen: list[Mapping[str, str]] = []
+
+    def ask(handle: int, how: int) -> None:
+        if threading.current_thread() is second:
+            asked.set()
+        lock(handle, how)
+
+    def write_first(before: Mapping[str, str]) -> Mapping[str, str]:
+        second.start()
+        assert asked.wait(10) and not seen
+        return {"HOPTELL_TOKEN": "of-the-first"}
+
+    def look(before: Mapping[str, str]) -> Mapping[str, str]:
+        with file.open() as stream, pytest.raises(BlockingIOError):
+            lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(before)
+        return {}
+
+    second = threading.Thread(target=change_settings_file, args=(file, look))
+    monkeypatch.setattr(fcntl, "flock", ask)
+    change_settings_file(file, write_first)
+    second.join(10)
+    assert seen == [{"HOPTELL_TOKEN": "of-the-first"}]
+
+
+def test_a_change_keeps_line_ends_and_is_refused_where_a_value_would_not_be_read_again(
+    environ: dict[str, str],
+) -> None:
+    file = Path(environ["HOME"]) / "settings"
+    file.write_bytes(b"# mine\r\nA=1\r\n")
+    assert change_settings_file(file, lambda before: {"B": "x y"}) == {"A": "1", "B": "x y"}
+    assert file.read_bytes() == b'# mine\r\nA=1\r\nB="x y"\n'
+    with pytest.raises(ConfigurationError, match="cannot keep such values"):
+        change_settings_file(file, lambda before: {"B": "\r\n"})
+    assert change_settings_file(file, lambda before: {}) == {"A": "1", "B": "x y"}
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(environ: dict[str, str]) -> None:
