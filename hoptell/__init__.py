@@ -7,7 +7,9 @@ Both sides of the wire:
 errors.py     every exception
 names.py      peer names, roles, addresses
 frames.py     the wire: frames, limits, close codes; decode and encode
+folders.py    the user's home folder, and paths that begin there
 replacing.py  changing a file that people edit too; it stays whose it was
+env_file.py   the settings file: where it is, what a line means, changing it
 settings.py   one dataclass a role, from environment and file
 
 The relay's side:

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hoptell.settings import home_folder
+from hoptell.folders import home_folder
 
 SERVER = "hoptell"
 """What agents call our MCP server in their configurations."""

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hoptell"
 
-SHARED = ("errors", "names", "frames", "replacing", "settings")
+SHARED = ("errors", "names", "frames", "folders", "replacing", "env_file", "settings")
 """In this order: each may import those before it."""
 RELAY = tuple(
     "model rate timeouts core credentials store journal websocket listening log metrics tls http"

@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoptell import settings
+from hoptell import env_file, settings
+from hoptell.env_file import (
+    change_settings_file,
+    create_token,
+    find_settings_file,
+    read_settings_file,
+    settings_file_candidates,
+)
 from hoptell.errors import ConfigurationError
 from hoptell.names import is_name
 from hoptell.settings import (
@@ -24,15 +31,10 @@ from hoptell.settings import (
     Rate,
     RelaySettings,
     Values,
-    change_settings_file,
-    create_token,
     default_name,
-    find_settings_file,
     load_peer_settings,
     load_relay_settings,
     machine_name,
-    read_settings_file,
-    settings_file_candidates,
     state_folder,
     usual_state_folder,
 )
@@ -46,7 +48,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment with an empty home, away from the source checkout."""
     installed = tmp_path / "site-packages" / "hoptell"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(settings, "__file__", str(installed / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(installed / "env_file.py"))
     home = tmp_path / "home"
     home.mkdir()
     return {"HOME": str(home)}
@@ -126,7 +128,7 @@ def test_a_source_checkouts_own_file_comes_last(
     checkout = tmp_path / "checkout"
     write(checkout / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     write(checkout / ".env", "HOPTELL_TOKEN=of-the-checkout")
-    monkeypatch.setattr(settings, "__file__", str(checkout / "hoptell" / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(checkout / "hoptell" / "env_file.py"))
     assert token_from(environ) == "of-the-checkout"
     write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
     assert token_from(environ) == "of-the-home"
@@ -138,7 +140,7 @@ def test_a_project_that_hoptell_is_installed_into_is_no_checkout(
     project = tmp_path / "project"
     write(project / "pyproject.toml", '[project]\nname = "other"\n')
     write(project / ".env", "HOPTELL_TOKEN=of-the-project")
-    monkeypatch.setattr(settings, "__file__", str(project / "hoptell" / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(project / "hoptell" / "env_file.py"))
     assert token_from(environ) is None
 
 
@@ -647,7 +649,7 @@ def test_a_token_that_another_process_made_meanwhile_is_taken(environ: dict[str,
 
 
 def test_processes_that_start_together_agree_on_one_token(environ: dict[str, str]) -> None:
-    program = "import hoptell.settings; print(hoptell.settings.create_token()[0])"
+    program = "import hoptell.env_file; print(hoptell.env_file.create_token()[0])"
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
         for _ in range(4)

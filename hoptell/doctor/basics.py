@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hoptell import __version__
 from hoptell.doctor.report import Line, failed
+from hoptell.env_file import find_settings_file
 from hoptell.errors import HoptellError
-from hoptell.settings import PeerSettings, Values, find_settings_file, load_peer_settings
+from hoptell.settings import PeerSettings, Values, load_peer_settings
 
 OLDEST_PYTHON = (3, 11)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;(.*))?")

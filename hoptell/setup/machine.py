@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hoptell.errors import ConfigurationError
+from hoptell.folders import config_home, home_folder
 from hoptell.programs import USUAL_FOLDERS, find_program
-from hoptell.settings import Values, config_home, home_folder, machine_name
+from hoptell.settings import Values, machine_name
 
 
 @dataclass(frozen=True)

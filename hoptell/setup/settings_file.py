@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hoptell.errors import ConfigurationError
-from hoptell.settings import (
-    Values,
+from hoptell.env_file import (
     change_settings_file,
     create_token,
     find_settings_file,
     read_settings_file,
     settings_file_candidates,
 )
+from hoptell.errors import ConfigurationError
+from hoptell.settings import Values
 from hoptell.setup import files
 
 KEPT = "its token and all else as they were"

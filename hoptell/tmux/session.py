@@ -30,9 +30,10 @@ import msgspec
 from libtmux import exc
 from libtmux.common import get_version, has_gte_version
 
+from hoptell.env_file import quoted
 from hoptell.errors import ConfigurationError, HoptellError
 from hoptell.programs import SERVER, codex_home
-from hoptell.settings import PeerSettings, quoted
+from hoptell.settings import PeerSettings
 from hoptell.tmux.launch import write_plan
 from hoptell.tmux.pane import Tmux
 

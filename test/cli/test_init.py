@@ -16,8 +16,8 @@ from support.agents import Computer
 from support.relay import TOKEN, RelayProcess, relay_process
 
 from hoptell import cli
+from hoptell.env_file import read_settings_file
 from hoptell.relay.credentials import add_member
-from hoptell.settings import read_settings_file
 from hoptell.setup.agents.table import AGENTS
 
 OTHER_TOKEN = "another-token-than-the-relays"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hoptell.env_file import create_token, read_settings_file
 from hoptell.errors import ConfigurationError
-from hoptell.settings import create_token, read_settings_file
 from hoptell.setup import settings_file
 
 TOKEN = "a-token-for-tests-only"
@@ -160,7 +160,7 @@ def test_what_is_no_token_is_said_without_quoting_it(token: str) -> None:
 
 
 def test_without_a_home_folder_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoptell.settings.home_folder", lambda environ: None)
-    monkeypatch.setattr("hoptell.settings._is_checkout", lambda root: False)
+    monkeypatch.setattr("hoptell.folders.home_folder", lambda environ: None)
+    monkeypatch.setattr("hoptell.env_file._is_checkout", lambda root: False)
     with pytest.raises(ConfigurationError, match="no home folder"):
         settings_file.make({})
