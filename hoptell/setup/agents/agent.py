@@ -118,8 +118,6 @@ class Agent(Protocol):
     key: str
     """As in `hoptell init --apply KEY`."""
     title: str
-    program: str
-    """What a user types to start it."""
 
     def is_here(self, machine: Machine) -> bool:
         """Whether it is installed."""

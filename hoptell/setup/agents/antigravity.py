@@ -19,7 +19,7 @@ LOOK_TIMEOUT = 5.0
 class Antigravity:
     """How hoptell is registered with Antigravity."""
 
-    key, title, program = "antigravity", "Antigravity", "agy"
+    key, title = "antigravity", "Antigravity"
 
     def is_here(self, machine: Machine) -> bool:
         return machine.find("agy") is not None

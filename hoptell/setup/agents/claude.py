@@ -30,7 +30,7 @@ PLUGIN_RULE = f"mcp__plugin_{PLUGIN}_{SERVER}"
 class Claude:
     """How hoptell is registered with Claude Code."""
 
-    key, title, program = "claude", "Claude Code", "claude"
+    key, title = "claude", "Claude Code"
 
     def is_here(self, machine: Machine) -> bool:
         return machine.find("claude") is not None or self._folder(machine).is_dir()

@@ -20,7 +20,7 @@ from hoptell.setup.machine import Machine
 class Codex:
     """How hoptell is registered with Codex."""
 
-    key, title, program = "codex", "Codex", "codex"
+    key, title = "codex", "Codex"
 
     def is_here(self, machine: Machine) -> bool:
         return machine.find("codex") is not None or self._file(machine).is_file()

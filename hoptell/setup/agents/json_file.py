@@ -16,6 +16,7 @@ class JsonAgent:
     key: str
     title: str
     program: str
+    """What a user types to start it."""
     programs: tuple[str, ...] = ()
     path: tuple[str, ...] = ("mcpServers",)
     """Where in the file the servers stand."""
