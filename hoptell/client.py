@@ -42,6 +42,7 @@ from hoptell import __version__, explain, frames
 from hoptell.errors import (
     ConfigurationError,
     HoptellError,
+    LoginRefused,
     ProtocolError,
     Refused,
     RelayUnreachable,
@@ -500,6 +501,12 @@ class RelayClient:
                 peers = await check.list_peers()
         except RelayUnreachable:
             return False  # nobody knows
+        except LoginRefused as refusal:
+            # With 63 characters or more the name is so long that one with `-check` may be another
+            # member's. Nobody knows then; what else is refused is for good.
+            if refusal.code != frames.CLOSE_NAME_REFUSED:
+                raise
+            return False
         return not any(peer.name == self.name and peer.online for peer in peers)
 
     # What others see -----------------------------------------------------------------------
