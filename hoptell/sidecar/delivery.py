@@ -148,7 +148,7 @@ class RelaySide:
             began_at = now()
             try:
                 self._settings = settings = self._read_settings()
-                self._mailbox.use(settings.home, self.name)
+                await self._mailbox.use(settings.home, self.name)
                 await self._serve(settings)
             except HoptellError as problem:
                 self._fail(problem)
