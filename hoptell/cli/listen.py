@@ -62,9 +62,9 @@ def listen_command(name: str, seconds: float | None) -> None:
     """Wait on the inbox of NAME on this machine, print what arrives, and end.
 
     The inbox is filled by the session that is online as NAME (`hoptell mcp` or `hoptell tmux`),
-    which may also start later; this command needs no relay. Without SECONDS (or 30s, 10m, 2h) it waits until something
-    arrives. What it prints is removed from the inbox; very long messages come in parts, one part
-    each time.
+    which may also start later; this command needs no relay. Without SECONDS (or 30s, 10m, 2h) it
+    waits until something arrives. What it prints is removed from the inbox; very long messages
+    come in parts, one part each time.
     """
     inbox = Inbox(load_peer_settings().home, name)
     with _ended_by_signals():
