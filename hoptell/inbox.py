@@ -474,7 +474,8 @@ class Inbox:
             claimed_at = os.lstat(file).st_ctime  # a rename sets it
         except FileNotFoundError:
             return False
-        return time.time() - claimed_at > UNKNOWN_CLAIM_TIMEOUT
+        # Either way: a clock that was set back must not hide a message until it has caught up.
+        return abs(time.time() - claimed_at) > UNKNOWN_CLAIM_TIMEOUT
 
     # Folders and the lock -----------------------------------------------------------------
 

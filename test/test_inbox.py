@@ -429,8 +429,9 @@ def test_a_claim_of_an_earlier_boot_returns(inbox: Inbox) -> None:
     assert ids(inbox) == ["delivery-1"]
 
 
-def test_a_claim_of_another_container_returns_after_ten_minutes(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("jump", [601, -601])
+def test_a_claim_of_another_container_returns_after_ten_minutes_or_a_jump_of_the_clock(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, jump: int
 ) -> None:
     inbox.store(message())
     inbox.claim()
@@ -439,7 +440,7 @@ def test_a_claim_of_another_container_returns_after_ten_minutes(
     file.rename(file.with_name(file.name.replace(str(me), str(me._replace(namespace="7")))))
     assert ids(inbox) == []
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 601)
+    monkeypatch.setattr(time, "time", lambda: now + jump)
     assert ids(inbox) == ["delivery-1"]
 
 

@@ -4,12 +4,12 @@ Agents run it in the background and are woken by its end, so it prints messages 
 else to standard output, and starts and waits as cheaply as can be: neither the relay's nor
 the MCP library is loaded.
 
-Nothing is lost: messages are removed only once all of them but the last newline has left this
-process; if the reader is gone, or this process is ended before, they stay. From then on they
-count as shown, even if `kill -9` comes before they are removed (see departure.py). What remains
-is a kill in the few microseconds between those two: it shows them once more. Who takes nothing
-before the last newline, or the end, sees even then only one that is whole. (A kill in the
-microsecond before that newline costs the newline alone.)
+Nothing is lost: messages are removed only once all of their text has left this process; if the
+reader is gone, or this process is ended before, they stay. From then on they count as shown,
+even if `kill -9` comes before they are removed (see departure.py; here the last newline is
+what it calls the last byte, and all that a kill right before it costs). What remains is a kill
+in the microsecond after the text: it shows them once more. Not to who takes nothing before the
+last newline, which is written later.
 """
 
 import contextlib
@@ -95,9 +95,9 @@ def _show(inbox: Inbox, claims: list[Claim]) -> None:
         data = output.text.encode()
         out = sys.stdout.fileno()
         _write(out, data[:-1])
+        departure.begin()
         _wait_for_room(out)
         with _signals_held():  # from here none must make it appear once more
-            departure.begin()
             _write(out, data[-1:])
             has_left = True
             settle(claims, output.ends)
