@@ -134,12 +134,11 @@ def _wrong_relay(folder: Path, fault: str) -> dict[str, object]:
     return {"name": fault, "title": fault, "command": [sys.executable, str(file), "{port}"]}
 
 
-def test_the_node_relay_answers_as_hoptell_does() -> None:
-    sys.path.insert(0, str(BENCH))
-    try:
-        from relays import Unavailable, contestant, running
-    finally:
-        sys.path.remove(str(BENCH))
+def test_the_node_relay_answers_as_hoptell_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from relays import Unavailable, contestant, running
+
+    del sys.modules["relays"]
     answers = {}
     for name in ("hoptell", "node", "node-joined"):
         try:

@@ -110,6 +110,12 @@ def test_compose_publishes_on_one_address_and_gives_the_container_nothing_to_cha
     assert "HOPTELL_TOKEN" not in relay["environment"]
 
 
+def test_compose_says_whose_file_the_token_must_be():
+    # Compose mounts a secret's file as it is: a private file of somebody else cannot be read.
+    (user,) = dockerfile("USER")
+    assert f"chown {user} relay.env" in (EXAMPLES / "docker" / "compose.yaml").read_text()
+
+
 # macOS, proxies, Prometheus, CI
 
 
