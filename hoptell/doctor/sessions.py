@@ -143,7 +143,7 @@ def hooks(settings: PeerSettings) -> Iterator[Line]:
         found = []
     else:
         found = meetings(settings.home)
-    for claude, listener, since in found:
+    for claude, listener, since, _ in found:
         if listener is not None:
             age = span(time.time() - since)
             said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {age}"

@@ -140,32 +140,38 @@ def new_socket_path(home: Path) -> Path:
 
 
 class Meeting(NamedTuple):
-    """One Claude Code session that hoptell's hook or sidecar runs for."""
+    """One Claude Code session that hoptell's hook or sidecars run for."""
 
     claude: Process
     listener: Process | None
     listening_since: float
-    """Unix time in seconds."""
+    """Unix time in seconds; 0 without a listener."""
+    sidecars: tuple[Process, ...]
 
 
 def meetings(home: Path) -> list[Meeting]:
-    """Every living session with a listener or a sidecar; changes nothing."""
+    """Every living session, as its files say, those with a listener first; changes nothing."""
     listeners: dict[Process, tuple[Process, float]] = {}
-    waiting = set()
+    sidecars: dict[Process, list[Process]] = {}
+    names: list[str] = []
     with suppress(OSError):
-        for name in sorted(files.names(home / "run")):
-            kind, _, rest = name.partition(".")
-            claude, _, sidecar = rest.partition(".")
-            if kind == "listener" and (session := _living(claude)) is not None:
+        names = sorted(files.names(home / "run"))
+    for name in names:
+        kind, _, rest = name.partition(".")
+        owners = [owner for part in rest.split(".") if (owner := _living(part)) is not None]
+        match kind, owners:
+            case "listener", [claude]:
+                file = home / "run" / name
                 with suppress(OSError, UnicodeDecodeError):
-                    file = home / "run" / name
-                    if (listener := _living(file.read_text())) is not None:
-                        listeners[session] = listener, file.lstat().st_mtime
-            elif kind == "sidecar" and (session := _living(claude)) is not None:
-                if _living(sidecar) is not None:
-                    waiting.add(session)
-    found = [Meeting(session, *listener) for session, listener in listeners.items()]
-    return found + [Meeting(session, None, 0.0) for session in sorted(waiting - listeners.keys())]
+                    if (holder := _living(file.read_text())) is not None:
+                        listeners[claude] = holder, file.lstat().st_mtime
+            case "sidecar", [claude, sidecar]:
+                sidecars.setdefault(claude, []).append(sidecar)
+    found = []
+    for claude in dict.fromkeys([*listeners, *sidecars]):
+        listener, since = listeners.get(claude, (None, 0.0))
+        found.append(Meeting(claude, listener, since, tuple(sidecars.get(claude, ()))))
+    return found
 
 
 def _living(text: str) -> Process | None:
