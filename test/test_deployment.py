@@ -148,6 +148,14 @@ def test_workflows_are_yaml_with_least_permissions_and_a_time_limit(file):
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").iterdir()), ids=str)
+def test_workflows_install_what_ci_needs_where_it_may_not_install_it_itself(file):
+    for job in yaml.safe_load(file.read_text())["jobs"].values():
+        commands = [step.get("run", "") for step in job["steps"]]
+        if "bash .ci/run" in commands:
+            assert any("install -y tmux" in c for c in commands[: commands.index("bash .ci/run")])
+
+
 def test_workflows_try_every_python_that_the_package_declares():
     with (ROOT / "pyproject.toml").open("rb") as file:
         classifiers = tomllib.load(file)["project"]["classifiers"]
