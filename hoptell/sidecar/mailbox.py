@@ -55,6 +55,7 @@ class Mailbox:
         self._waiters: list[object] = []
         self._questions: list[_Question] = []
         self._hosts: dict[str, str] = {}
+        self._reading = asyncio.Lock()  # so that two calls share what waits in its order
         self._returning: set[asyncio.Future[None]] = set()
 
     @property
@@ -181,17 +182,21 @@ class Mailbox:
 
     async def _parcel(self, find: Callable[[Inbox], list[Claim]]) -> "Parcel | None":
         """What `find` claims, ready to be handed over."""
-        await self.all_returned()
-        inbox = self.inbox
-        packing = asyncio.ensure_future(asyncio.to_thread(_pack, inbox, find))
-        try:
-            packed = await asyncio.shield(packing)
-        except asyncio.CancelledError:
-            self._return(self._unpack(packing))
-            raise
-        except Exception:
-            self._come("put back")
-            raise
+        async with self._reading:
+            await self.all_returned()
+            inbox = self.inbox
+            packing = asyncio.ensure_future(asyncio.to_thread(_pack, inbox, find))
+            try:
+                packed = await asyncio.shield(packing)
+                # If the client has cancelled the call meanwhile, it is told so here, and not when
+                # the next one has looked in vain.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._return(self._unpack(packing))
+                raise
+            except Exception:
+                self._come("put back")
+                raise
         if packed is None:
             return None
         shown, claims = packed
