@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from hoptell import files
+
 PRIVATE = 0o600
 
 
@@ -20,14 +22,12 @@ def replace(file: Path, data: bytes, *, mode: int | None = None) -> None:
     if mode is None:
         mode = PRIVATE if before is None else before.st_mode & 0o7777
     temporary = target.with_name(f".{target.name}.{os.getpid()}.hoptell")
+    files.remove(temporary)
+    create(temporary, data, like=before, mode=mode)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        create(temporary, data, like=before, mode=mode)
         os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        files.remove(temporary)
         raise
 
 
@@ -35,15 +35,17 @@ def create(
     file: Path, data: bytes, *, like: os.stat_result | None = None, mode: int = PRIVATE
 ) -> None:
     """Make a file that must not exist, with the owner of the one whose status is `like`."""
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-    with open(handle, "wb") as stream:
-        stream.write(data)
-        stream.flush()
+    try:
+        files.write(file, data, new=True, sync=True)
         if like is not None and os.name == "posix":
-            _give(handle, like)
+            _give(file, like)
         if mode != PRIVATE:
             os.chmod(file, mode)
-        os.fsync(handle)
+    except FileExistsError:
+        raise
+    except BaseException:
+        files.remove(file)
+        raise
 
 
 def _status(file: Path) -> os.stat_result | None:
@@ -53,11 +55,11 @@ def _status(file: Path) -> os.stat_result | None:
         return None
 
 
-def _give(handle: int, like: os.stat_result) -> None:
+def _give(file: Path, like: os.stat_result) -> None:
     """Let root, who may edit the file of another user, leave it to that user."""
-    now = os.fstat(handle)
+    now = os.lstat(file)
     if like.st_uid != now.st_uid:
-        os.fchown(handle, like.st_uid, like.st_gid)
+        os.chown(file, like.st_uid, like.st_gid, follow_symlinks=False)
     elif like.st_gid != now.st_gid:
         with contextlib.suppress(PermissionError):  # of a group that the user has left
-            os.fchown(handle, -1, like.st_gid)
+            os.chown(file, -1, like.st_gid, follow_symlinks=False)

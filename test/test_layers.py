@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hoptell"
 
-SHARED = ("errors", "names", "frames", "folders", "replacing", "env_file", "settings")
+SHARED = tuple("errors names frames folders files replacing env_file settings".split())
 """In this order: each may import those before it."""
 RELAY = tuple(
     "model rate timeouts core credentials store journal websocket listening log metrics tls http"
