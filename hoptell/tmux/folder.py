@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hoptell import files
 from hoptell.errors import ConfigurationError
 from hoptell.settings import PeerSettings
 
@@ -31,48 +32,27 @@ def make_folder(settings: PeerSettings, name: str) -> Path:
     """Make that folder, or make sure that it is ours alone.
 
     Raises:
-        ConfigurationError: it cannot be made, or is a link or another user's.
+        InboxError: it, or one that it is in, is a link, not a folder, or another user's.
+        ConfigurationError: it cannot be made.
     """
-    folder = folder_of(settings, name)
     try:
-        for part in (settings.home.absolute(), folder.parent, folder):
-            part.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = os.lstat(folder)
-        if folder.is_symlink() or status.st_uid != os.geteuid():
-            raise ConfigurationError(
-                f"{folder} is a link or another user's: move it away (see HOPTELL_HOME)"
-            )
-        os.chmod(folder, 0o700)
+        return files.private_folder(settings.home.absolute(), "tmux", name)
     except OSError as error:
+        folder = folder_of(settings, name)
         raise ConfigurationError(f"cannot use {folder}: {error.strerror}") from None
-    return folder
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Replace a file in the folder, whole or not at all.
-
-    Raises:
-        OSError: the disk refuses; what was there is still there.
-    """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "wb") as stream:
-        stream.write(data)
-    temporary.replace(file)
 
 
 def forget_secrets(folder: Path) -> None:
     """Remove what holds the token or the caller's environment: nobody needs it any more."""
     for file in [folder / SETTINGS_FILE, *folder.glob(f"{PLAN_PREFIX}*")]:
-        file.unlink(missing_ok=True)
+        files.remove(file)
 
 
 @contextlib.contextmanager
 def locked(folder: Path, timeout: float) -> Iterator[bool]:
     """Hold the lock; True inside if it is held, False if another process kept it for so long."""
     deadline = time.monotonic() + timeout
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = files.open_private(folder / "lock", os.O_RDWR)
     try:
         while not (held := _try_lock(handle)) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -37,7 +37,7 @@ import msgspec
 from libtmux import exc
 from libtmux.common import get_version, has_gte_version
 
-from hoptell import processes
+from hoptell import files, processes
 from hoptell.errors import HoptellError
 from hoptell.settings import PeerSettings, quoted
 from hoptell.tmux import status
@@ -49,7 +49,6 @@ from hoptell.tmux.folder import (
     forget_secrets,
     locked,
     make_folder,
-    write_private,
 )
 from hoptell.tmux.launch import write_plan
 from hoptell.tmux.pane import Tmux
@@ -294,7 +293,7 @@ def _clear(tmux: Tmux, folder: Path, name: str) -> None:
 
 def _start(tmux: Tmux, request: Request, folder: Path) -> Session:
     settings_file = folder / SETTINGS_FILE
-    write_private(settings_file, _settings_text(request).encode())
+    files.replace(settings_file, _settings_text(request).encode())
     plan = folder / f"{PLAN_PREFIX}{os.getpid()}.json"
     environ = agent_environment(request, settings_file)
     write_plan(plan, agent_command(request, settings_file), environ, request.cwd)
@@ -324,7 +323,7 @@ def _start(tmux: Tmux, request: Request, folder: Path) -> Session:
             command=request.command[0],
             notice=request.notice,
         )
-        write_private(folder / "session.json", msgspec.json.encode(session))
+        files.replace(folder / "session.json", msgspec.json.encode(session))
         _inject(tmux, session, folder)
         # Now the pane has it: others, which a hook may have split off, should close.
         tmux.cmd("set-option", "-wu", "-t", session.pane, "remain-on-exit")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hoptell import processes
-from hoptell.tmux.folder import write_private
+from hoptell import files, processes
 
 WRITE_INTERVAL = 10.0
 """Seconds after which the file is written again though only numbers changed."""
@@ -97,7 +96,7 @@ class Reporter:
         self.status.updated_at = time.time()
         self._written_at = time.monotonic()
         with contextlib.suppress(OSError):
-            write_private(self._file, msgspec.json.encode(self.status))
+            files.replace(self._file, msgspec.json.encode(self.status))
 
     def _tell(self, text: str) -> None:
         self._say(f"{time.strftime('%H:%M:%S')}  {text}")

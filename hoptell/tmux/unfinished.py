@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from hoptell.tmux.folder import write_private
+from hoptell import files
 
 
 class Unfinished(msgspec.Struct):
@@ -55,7 +55,7 @@ class UnfinishedFile:
         Raises:
             OSError: the disk refuses; what was there is still there.
         """
-        write_private(self._file, msgspec.json.encode(unfinished))
+        files.replace(self._file, msgspec.json.encode(unfinished))
 
     def remove(self) -> None:
         """Nothing is being typed any more."""
