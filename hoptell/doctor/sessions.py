@@ -90,15 +90,22 @@ def sidecars(settings: PeerSettings, peers: list[frames.PeerInfo] | None) -> Ite
     """The sessions of agents that run here, how each is woken, and whether it is online."""
     found = sessions(settings.home)
     names = [session.name for _, session in found]
+    agents = _claude_codes(settings.home / "run")
     for process, session in found:
-        yield _sidecar(process, session, peers, names.count(session.name))
+        beside = [other for other, agent in agents.items() if agent == agents.get(process)]
+        yield _sidecar(process, session, peers, names.count(session.name), len(beside))
     if not found:
         yield Line("sidecars", "info", "no agent runs `hoptell mcp` here now")
 
 
 def _sidecar(
-    process: Process, session: Session, peers: list[frames.PeerInfo] | None, count: int
+    process: Process,
+    session: Session,
+    peers: list[frames.PeerInfo] | None,
+    count: int,
+    beside: int,
 ) -> Line:
+    """`count` sidecars have this name; `beside` belong to the same Claude Code session."""
     proven = "proven" if session.proven else "not proven"
     if session.mode in ("listener", "poll", "tmux"):
         proven = {"poll": "nothing wakes it", "tmux": "by the injector"}.get(
@@ -117,6 +124,10 @@ def _sidecar(
         status = "warn"
         said += f"; {count} sessions here have this name, and take it from each other"
         fix = "start each with a HOPTELL_NAME of its own"
+    if beside > 1:
+        status = "warn"
+        said += f"; its Claude Code session runs {beside} hoptell servers"
+        fix = "keep one of them: `claude mcp list` shows where they come from"
     online = next((peer.online for peer in peers or [] if peer.name == session.name), False)
     if peers is not None and not online:
         status = "warn"
@@ -137,18 +148,13 @@ def _how_to_prove(mode: str) -> str:
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
     folder = settings.home / "run"
-    listeners, waiting = {}, set()
+    listeners = {}
     for entry in _names(folder):
         kind, _, rest = entry.partition(".")
-        claude = processes.parse(rest.partition(".")[0])
-        if claude is None or processes.is_alive(claude) is False:
-            continue
-        if kind == "listener" and (listener := _listener(folder / entry)) is not None:
+        claude = _living(rest) if kind == "listener" else None
+        if claude is not None and (listener := _listener(folder / entry)) is not None:
             listeners[claude] = listener, _age(folder / entry)
-        if kind == "sidecar":
-            sidecar = processes.parse(rest.partition(".")[2])
-            if sidecar is not None and processes.is_alive(sidecar) is not False:
-                waiting.add(claude)
+    waiting = set(_claude_codes(folder).values())
     for claude, (listener, age) in listeners.items():
         said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {span(age)}"
         yield Line("hooks", "ok", said)
@@ -163,12 +169,26 @@ def hooks(settings: PeerSettings) -> Iterator[Line]:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
 
 
+def _claude_codes(folder: Path) -> dict[Process, Process]:
+    """The Claude Code process of every sidecar that has one; both live."""
+    found = {}
+    for entry in _names(folder):
+        kind, _, rest = entry.partition(".")
+        claude, sidecar = map(_living, (rest + ".").split(".")[:2])
+        if kind == "sidecar" and claude is not None and sidecar is not None:
+            found[sidecar] = claude
+    return found
+
+
 def _listener(file: Path) -> Process | None:
     with suppress(OSError, UnicodeDecodeError):
-        listener = processes.parse(file.read_text())
-        if listener is not None and processes.is_alive(listener) is not False:
-            return listener
+        return _living(file.read_text())
     return None
+
+
+def _living(identity: str) -> Process | None:
+    process = processes.parse(identity)
+    return None if process is None or processes.is_alive(process) is False else process
 
 
 # Inboxes --------------------------------------------------------------------------------------

@@ -268,6 +268,29 @@ async def test_two_sessions_with_one_name_are_a_warning(
     assert "2 sessions here have this name" in entries[0]["message"]
 
 
+async def test_two_servers_in_one_claude_code_session_are_a_warning(
+    computer: Computer, relay: RelayProcess, home: Path
+) -> None:
+    environ = computer.environ | {"HOPTELL_PUSH": "poll"}
+    async with (
+        asyncio.timeout(30),
+        raw_sidecar(environ | {"HOPTELL_NAME": "alice"}) as one,
+        raw_sidecar(environ | {"HOPTELL_NAME": "bob"}) as two,
+        raw_sidecar(environ | {"HOPTELL_NAME": "carol"}) as elsewhere,
+    ):
+        for sidecar in (one, two, elsewhere):
+            await sidecar.handshake()
+        for sidecar in (one, two):
+            registered = f"sidecar.{processes.current()}.{processes.of(sidecar.process.pid)}"
+            (home / "run" / registered).write_text("{}")
+        findings = await asyncio.to_thread(look, computer)
+    for name in ("alice", "bob"):
+        entry = findings.about("sidecars", name)
+        assert entry["status"] == "warn" and "runs 2 hoptell servers" in entry["message"]
+        assert "claude mcp list" in entry["fix"]
+    assert "hoptell servers" not in findings.about("sidecars", "carol")["message"]
+
+
 async def test_a_session_that_the_relay_does_not_see_is_a_warning(
     computer: Computer, home: Path
 ) -> None:
