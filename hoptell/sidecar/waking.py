@@ -68,7 +68,7 @@ class Waking:
         if push in (None, "hook"):
             self._hook = _hook(home, name, on_change)
         if push == "codex" or (push is None and _is_codex()):
-            self._codex = CodexWake(unread, on_thread=on_change)
+            self._codex = CodexWake(unread, on_change=on_change)
 
     async def __aenter__(self) -> Self:
         if self._hook is not None:
