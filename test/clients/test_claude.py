@@ -184,7 +184,8 @@ def test_with_a_server_beside_the_plugins_messages_for_either_wake_the_session(
     model.rules.append(reads_where_the_notice_says)
     site.start("claude", "--permission-mode", "manual", "--allowedTools", TOOLS, "mcp__hoptell")
     for name in ("reader", "second"):
-        assert eventually(lambda name=name: is_online(peer, name)), (name, peer.peers())
+        online = eventually(lambda name=name: is_online(peer, name), timeout=20)
+        assert online, (name, peer.peers())
     for round in range(2):
         for name in ("reader", "second"):
             assert woken_after(model, peer, f"for {name}, {round}", to=name) < WAKE_LIMIT
