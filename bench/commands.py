@@ -190,8 +190,11 @@ async def _recipient(relay: Running) -> AsyncIterator[None]:
 
     async with _logged_in(relay, "bob") as client:
         task = asyncio.create_task(confirm(client))
-        yield
-        task.cancel()
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def _round_trip(relay: Running) -> float:

@@ -181,15 +181,13 @@ def _middle(rounds: Rounds, relay: str, scenario: str, measure: Measure) -> floa
 
 def _ratio(rounds: Rounds, relay: str, scenario: str, measure: Measure) -> float | None:
     """The median over the rounds of the ratio within a round."""
-    ratios = [
-        measure(found[relay, scenario]) / measure(found[BASE, scenario])
-        for found in rounds
-        if (relay, scenario) in found and measure(found.get((BASE, scenario), _NONE)) > 0
-    ]
+    ratios = []
+    for found in rounds:
+        if (relay, scenario) in found and (BASE, scenario) in found:
+            base = measure(found[BASE, scenario])
+            if base > 0:
+                ratios.append(measure(found[relay, scenario]) / base)
     return statistics.median(ratios) if ratios else None
-
-
-_NONE = Result("", "", 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
 
 
 def _table(relays: list[Contestant], scenarios: list[Scenario], rounds: Rounds) -> str:

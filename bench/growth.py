@@ -1,6 +1,6 @@
 """Measure how cost grows: with the number of peers, and with the number of queued messages.
 
-    python bench/growth.py               about a minute
+    python bench/growth.py               about two minutes
     python bench/growth.py --quick
 
 The first table comes from the real relay and the load generator; the second one drives the

@@ -48,6 +48,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    # With `*` argparse checks the empty list too, as if it were a scenario.
     parser.add_argument("scenario", nargs="*", metavar="SCENARIO", choices=(*SCENARIOS, []))
     parser.add_argument("--relay", default="hoptell", help=f"{', '.join(CONTESTANTS)} or NAME=TREE")
     parser.add_argument("--quick", action="store_true", help="a fifth of the time")

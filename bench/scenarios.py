@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,6 +85,8 @@ class Result:
     rss_kib: int
     peak_kib: int
     peers: int
+    commit_us: float = 0.0
+    """How long the journal's commits took on average, if it has one."""
 
     @property
     def rate(self) -> float:
@@ -137,7 +141,10 @@ def run(relay: Contestant, scenario: Scenario) -> Result:
     with running(relay) as process:
         if scenario.kind == "idle":
             time.sleep(0.5)  # past the start, so that its own memory has settled
-        return _measure(program, relay.name, process, scenario)
+        result = _measure(program, relay.name, process, scenario)
+        if "--journal" in relay.command:
+            result = replace(result, commit_us=_commit_us(process.port))
+        return result
 
 
 def _measure(program: Path, name: str, process: Running, scenario: Scenario) -> Result:
@@ -171,3 +178,12 @@ def _measure(program: Path, name: str, process: Running, scenario: Scenario) -> 
     runs = [json.loads(line) for line in answer.stdout.splitlines()]
     middle = sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
     return Result(name, scenario.key, **middle)
+
+
+def _commit_us(port: int) -> float:
+    """The mean of all commits since the relay's start, from its metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    name = "hoptell_journal_commit_seconds"
+    found = dict(re.findall(rf"^{name}_(sum|count) (\S+)$", text, re.MULTILINE))
+    return float(found["sum"]) / max(1.0, float(found["count"])) * 1e6

@@ -197,7 +197,7 @@ class RelayClient:
             async with asyncio.timeout(timeout):
                 while not self.connected:
                     if self._end is not None:
-                        raise self._end
+                        raise self._end.with_traceback(None)
                     if timeout is not None and _is_lasting(self._problem):
                         raise self._why()
                     await self._changed.wait()
@@ -258,7 +258,7 @@ class RelayClient:
             if isinstance(self._end, _Closed):
                 raise StopAsyncIteration
             if self._end is not None:
-                raise self._end
+                raise self._end.with_traceback(None)
             await self._changed.wait()
         delivery = self._arrived.pop(next(iter(self._arrived)))
         self._notify()  # there is room again
@@ -289,7 +289,7 @@ class RelayClient:
     async def _request(self, frame: frames.Send | frames.List, kind: type[_Answer]) -> _Answer:
         request = _Request(frame)
         if self._end is not None:
-            raise self._unanswered(request, self._end)
+            raise self._unanswered(request, self._end.with_traceback(None))
         if not self.connected and _is_lasting(self._problem):
             raise self._unanswered(request, self._why())
         self._requests[frame.id] = request

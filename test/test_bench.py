@@ -79,6 +79,14 @@ def test_a_scenario_runs_against_hoptell_and_every_figure_makes_sense(
         assert 0 < result["relay_cpu"] <= result["seconds"] * 1.5
 
 
+def test_with_a_journal_the_length_of_its_commits_is_measured(
+    bench: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    answer = bench("hoptell-journal", "window-16", peers=2)
+    assert answer.returncode == 0, answer.stderr
+    assert 0 < json.loads(answer.stdout)["commit_us"] < 5e6
+
+
 @pytest.mark.parametrize("relay", ["node", "node-joined"])
 def test_the_node_relay_that_hoptell_is_compared_with_runs(
     bench: Callable[..., subprocess.CompletedProcess[str]], relay: str
@@ -126,12 +134,11 @@ def _wrong_relay(folder: Path, fault: str) -> dict[str, object]:
     return {"name": fault, "title": fault, "command": [sys.executable, str(file), "{port}"]}
 
 
-def test_the_node_relay_answers_as_hoptell_does() -> None:
-    sys.path.insert(0, str(BENCH))
-    try:
-        from relays import Unavailable, contestant, running
-    finally:
-        sys.path.remove(str(BENCH))
+def test_the_node_relay_answers_as_hoptell_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from relays import Unavailable, contestant, running
+
+    del sys.modules["relays"]
     answers = {}
     for name in ("hoptell", "node", "node-joined"):
         try:

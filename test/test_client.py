@@ -135,6 +135,17 @@ async def test_a_revoked_token_ends_an_open_connection_for_good(relay: ScriptedR
             await anext(client)
 
 
+async def test_what_ended_a_client_does_not_grow_each_time_it_is_told(relay: ScriptedRelay) -> None:
+    async with RelayClient(relay.settings(), sleep=no_pause) as client:
+        await (await relay.connect()).close(4003)
+        lengths = set()
+        for tell in (client.wait_connected, client.__anext__, client.list_peers) * 3:
+            with pytest.raises(LoginRefused) as told:
+                await tell()
+            lengths.add(len(told.traceback))
+        assert max(lengths) < 10
+
+
 async def test_without_a_token_it_says_how_to_get_one(relay: ScriptedRelay) -> None:
     async with RelayClient(relay.settings(token=None)) as client:
         with pytest.raises(ConfigurationError, match="start `hoptell relay` once"):

@@ -1,13 +1,18 @@
-"""The client with a real relay: what neither can promise alone."""
+"""The client with a real relay: what neither can promise alone.
+
+Most of it over each way to reach a relay: plainly, by the relay's own TLS, and through nginx.
+"""
 
 import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.cable import Cable
+from support.nginx import AUTHORITY, CERTIFICATE, NGINX, running_nginx
 from support.relay import RunningRelay, relay_process, running_relay
 from support.scripted_relay import Pauses
 
@@ -23,9 +28,25 @@ pytestmark = pytest.mark.timeout(30)
 
 
 @pytest.fixture
-async def relay() -> AsyncIterator[RunningRelay]:
+async def plain_relay() -> AsyncIterator[RunningRelay]:
     async with running_relay() as relay:
         yield relay
+
+
+@pytest.fixture(params=["plain", "tls", "nginx"])
+async def relay(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RunningRelay]:
+    monkeypatch.setenv("SSL_CERT_FILE", str(AUTHORITY))
+    if request.param == "nginx" and NGINX is None:
+        pytest.skip("nginx is not installed")
+    own = (CERTIFICATE, CERTIFICATE) if request.param == "tls" else None
+    async with running_relay(tls=own) as relay:
+        if request.param == "nginx":
+            with running_nginx(tmp_path, relay.port) as relay.url:
+                yield relay
+        else:
+            yield relay
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +114,10 @@ async def test_a_send_repeated_with_its_key_is_one_message(relay: RunningRelay) 
 
 async def test_a_send_whose_acknowledgement_is_lost_arrives_once(relay: RunningRelay) -> None:
     # The relay accepts it, the connection goes before the client hears of that.
-    async with Cable(relay.port) as cable, peer(relay, "bob") as bob:
-        async with peer(relay, "alice", cable.url) as alice:
+    way = urlsplit(relay.url)
+    async with Cable(way.port) as cable, peer(relay, "bob") as bob:
+        through_cable = way._replace(netloc=urlsplit(cable.url).netloc).geturl()
+        async with peer(relay, "alice", through_cable) as alice:
             await asyncio.gather(alice.wait_connected(), bob.wait_connected())
             cable.swallow_answers()
             sending = asyncio.create_task(alice.send("bob", "only once"))
@@ -109,7 +132,7 @@ async def test_a_send_whose_acknowledgement_is_lost_arrives_once(relay: RunningR
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_lost_or_doubled_wherever_a_connection_breaks(
-    relay: RunningRelay, seed: int
+    plain_relay: RunningRelay, seed: int
 ) -> None:
     # B3, F6: both ends lose their connections after some random number of bytes, again and
     # again, within frames and between them.
@@ -120,10 +143,10 @@ async def test_nothing_is_lost_or_doubled_wherever_a_connection_breaks(
         return chance.randint(600, 3000)
 
     async with (
-        Cable(relay.port, length=length) as left,
-        Cable(relay.port, length=length) as right,
-        peer(relay, "alice", left.url) as alice,
-        peer(relay, "bob", right.url) as bob,
+        Cable(plain_relay.port, length=length) as left,
+        Cable(plain_relay.port, length=length) as right,
+        peer(plain_relay, "alice", left.url) as alice,
+        peer(plain_relay, "bob", right.url) as bob,
     ):
         await bob.wait_connected()
         receiving = asyncio.create_task(collect(bob, len(texts)))
@@ -145,7 +168,7 @@ async def test_nothing_is_lost_or_doubled_wherever_a_connection_breaks(
 
 
 async def test_a_relay_that_pings_keeps_a_link_through_a_proxy_that_drops_idle_ones(
-    relay: RunningRelay,
+    plain_relay: RunningRelay,
 ) -> None:
     # F3, with all spans a seventieth of the real ones.
     async with running_relay(timing=Timing(ping_interval=0.2)) as pinging:
@@ -154,8 +177,9 @@ async def test_a_relay_that_pings_keeps_a_link_through_a_proxy_that_drops_idle_o
                 await bob.wait_connected()
                 await asyncio.sleep(1.2)
                 assert bob.connected
-        async with Cable(relay.port, idle_limit=0.1) as cable:  # this relay pings every 15 s
-            async with peer(relay, "bob", cable.url, sleep=Pauses().sleep) as bob:
+        # This relay pings every 15 s.
+        async with Cable(plain_relay.port, idle_limit=0.1) as cable:
+            async with peer(plain_relay, "bob", cable.url, sleep=Pauses().sleep) as bob:
                 await bob.wait_connected()
                 await bob.wait_disconnected()
 

@@ -110,6 +110,12 @@ def test_compose_publishes_on_one_address_and_gives_the_container_nothing_to_cha
     assert "HOPTELL_TOKEN" not in relay["environment"]
 
 
+def test_compose_says_whose_file_the_token_must_be():
+    # Compose mounts a secret's file as it is: a private file of somebody else cannot be read.
+    (user,) = dockerfile("USER")
+    assert f"chown {user} relay.env" in (EXAMPLES / "docker" / "compose.yaml").read_text()
+
+
 # macOS, proxies, Prometheus, CI
 
 
@@ -140,6 +146,14 @@ def test_workflows_are_yaml_with_least_permissions_and_a_time_limit(file):
     workflow = yaml.safe_load(file.read_text())
     assert workflow["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").iterdir()), ids=str)
+def test_workflows_install_what_ci_needs_where_it_may_not_install_it_itself(file):
+    for job in yaml.safe_load(file.read_text())["jobs"].values():
+        commands = [step.get("run", "") for step in job["steps"]]
+        if "bash .ci/run" in commands:
+            assert any("install -y tmux" in c for c in commands[: commands.index("bash .ci/run")])
 
 
 def test_workflows_try_every_python_that_the_package_declares():

@@ -538,7 +538,9 @@ def test_the_protocol_documents_rules_have_the_codes_numbers() -> None:
     assert f"{limits.queued:,} messages or {limits.queued_bytes >> 20} MiB" in delivery
     assert f"`{names.NAME_PATTERN}`" in PROTOCOL
     assert f"not confirmed within {limits.ack_wait:g} s" in section(PROTOCOL, "### `ack`")
-    assert f"within {limits.key_lifetime / 60:g} minutes" in section(PROTOCOL, "### `send`")
+    send = section(PROTOCOL, "### `send`")
+    assert f"within {limits.key_lifetime / 60:g} minutes" in send
+    assert f"at most {limits.repeats} at once" in send
     peers = section(PROTOCOL, "### `peers`")
     assert f"empty for {limits.forget_after / 3600:g} hours" in peers
     assert f"transient, for {limits.forget_transient_after / 60:g} minutes" in peers
@@ -555,6 +557,7 @@ def test_the_documents_name_every_limit_of_the_relay() -> None:
         "hello_wait",
         "key_lifetime",
         "keys",
+        "repeats",
         "known_names",
         "forget_after",
         "forget_transient_after",

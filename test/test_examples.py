@@ -128,6 +128,8 @@ def test_the_registry_entry_has_the_packages_version_and_real_settings() -> None
     assert entry["version"] == package["version"] == __version__
     assert package["identifier"] == "hoptell" and package["transport"] == {"type": "stdio"}
     assert len(entry["description"]) <= 100
+    # The registry looks for this line in the package's description before it takes the entry.
+    assert f"mcp-name: {entry['name']} " in (REPOSITORY / "README.md").read_text()
     documented = (REPOSITORY / "hoptell" / "settings.py").read_text()
     for variable in package["environmentVariables"]:
         assert f"{variable['name']}:" in documented

@@ -21,7 +21,8 @@ PACKAGE = ROOT / "hoptell"
 SHARED = ("errors", "names", "frames", "settings")
 """In this order: each may import those before it."""
 RELAY = tuple(
-    "model rate core credentials store journal websocket listening log metrics tls server"
+    "model rate timeouts core credentials store journal websocket listening log metrics tls http"
+    " server"
     " daemon".split()
 )
 """All of the relay's modules, in this order; see hoptell/relay/__init__.py."""
@@ -39,8 +40,8 @@ ABOVE = {
 """For each part what it may import. Neither side of the wire imports the other."""
 
 PURE = tuple(
-    "errors names frames relay.model relay.rate relay.core tmux.screen tmux.typist tmux.batch"
-    " doctor.report".split()
+    "errors names frames relay.model relay.rate relay.timeouts relay.core tmux.screen"
+    " tmux.typist tmux.batch doctor.report".split()
 )
 """Modules that decide and do nothing else."""
 IMPURE = set(

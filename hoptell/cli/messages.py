@@ -15,8 +15,8 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from hoptell.names import MAX_NAME_LENGTH
 from hoptell.settings import PeerSettings, default_name, load_peer_settings
 
 if TYPE_CHECKING:  # imported where it is used: it takes as long as all the rest
-    from hoptell.client import RelayClient
+    from hoptell.client import Delivery, RelayClient
 
 CONNECT_TIMEOUT = 5.0
 """Seconds that a relay may take to let a command in; one that restarts is back by then."""
@@ -209,12 +209,13 @@ async def _ask(to: str, text: str, timeout: int, as_json: bool) -> bool:
     async with _connected(settings, mode="peer", name=_asking_name(settings)) as client:
         ack = await client.send(to, text)
         await _say_who_heard(client, to, ack)
-        try:
-            async with asyncio.timeout(timeout), _told_of_problems(client):
-                return await _first_answer(client, to, ack.message_id, as_json)
-        except TimeoutError:
+        async with _told_of_problems(client):
+            answer = await _before(timeout, _first_answer(client, to, ack.message_id))
+        if answer is None:
             _say_in_vain(client, f"no answer from {to} within {in_words(timeout)}")
             return False
+        await _show(answer, as_json)
+        return True
 
 
 def _asking_name(settings: PeerSettings) -> str:
@@ -234,20 +235,18 @@ async def _say_who_heard(client: "RelayClient", to: str, ack: frames.Ack) -> Non
             _note(f"the message went {_skipped(ack)}")
 
 
-async def _first_answer(client: "RelayClient", to: str, reference: str, as_json: bool) -> bool:
+async def _first_answer(client: "RelayClient", to: str, reference: str) -> "Delivery":
     from_one = not to.startswith("@")
     seen = set()
-    async for delivery in client:
+    while True:
+        delivery = await anext(client)
         message = delivery.message
         if message.reply_to == reference and (message.sender == to or not from_one):
-            _print(_json(_wire(message)) if as_json else _framed(message))
-            await delivery.confirm()
-            return True
+            return delivery
         if message.id not in seen:  # else its confirmation was lost with a connection
             seen.add(message.id)
             _print(f"Not the answer, but it arrived meanwhile:\n{_framed(message)}", err=True)
         await delivery.confirm()
-    return False
 
 
 # wait -------------------------------------------------------------------------------------
@@ -284,16 +283,13 @@ async def _wait(seconds: int | None, as_json: bool) -> bool:
         if seconds == 0:
             # What waited for this peer comes before the answer to anything it asks.
             await client.list_peers()
-        try:
-            async with asyncio.timeout(seconds), _told_of_problems(client):
-                delivery = await anext(client)
-        except TimeoutError:
+        async with _told_of_problems(client):
+            delivery = await _before(seconds, anext(client))
+        if delivery is None:
             assert seconds is not None
             _say_in_vain(client, f"nothing arrived within {in_words(seconds)}")
             return False
-        message = delivery.message
-        _print(_json(_wire(message)) if as_json else _framed(message))
-        await delivery.confirm()
+        await _show(delivery, as_json)
         return True
 
 
@@ -321,6 +317,21 @@ async def _connected(
         yield client
 
 
+async def _before(seconds: float | None, arriving: "Awaitable[Delivery]") -> "Delivery | None":
+    try:
+        async with asyncio.timeout(seconds):
+            return await arriving
+    except TimeoutError:
+        return None
+
+
+async def _show(delivery: "Delivery", as_json: bool) -> None:
+    """Print it, and only then let the relay forget it."""
+    message = delivery.message
+    _print(_json(_wire(message)) if as_json else _framed(message))
+    await delivery.confirm()
+
+
 @asynccontextmanager
 async def _told_of_problems(client: "RelayClient") -> AsyncIterator[None]:
     """Meanwhile, say on standard error when the connection goes."""
@@ -335,8 +346,9 @@ async def _told_of_problems(client: "RelayClient") -> AsyncIterator[None]:
         yield
     finally:
         telling.cancel()
-        with suppress(asyncio.CancelledError, HoptellError):  # what ends the client ends both
-            await telling
+        await asyncio.wait([telling])
+        if not telling.cancelled():
+            telling.exception()  # what ends the client ends both, and is told by the other
 
 
 def _say_in_vain(client: "RelayClient", sentence: str) -> None:

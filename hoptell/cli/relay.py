@@ -101,17 +101,23 @@ def relay_command(
 
 
 def _unfindable(settings: RelaySettings) -> str | None:
-    """What to say where --host leads the relay away from where the commands here look."""
+    """What to say where options lead the relay away from where the commands here look."""
     from hoptell.settings import Values, load_relay_settings
 
-    usual = load_relay_settings().host
-    if settings.host in (usual, "*", "0.0.0.0", "::"):
-        return None
     if Values.load().get("HOPTELL_RELAY") is not None:
         return None
+    usual = load_relay_settings()
+    missing = []
+    if settings.host not in (usual.host, "*", "0.0.0.0", "::"):
+        missing.append(f"HOPTELL_HOST={settings.host}")
+    if settings.port not in (usual.port, 0):
+        missing.append(f"HOPTELL_PORT={settings.port}")
+    if not missing:
+        return None
     return (
-        f"the other commands on this machine look for the relay on {usual}: for them to find this"
-        f" one, put HOPTELL_HOST={settings.host} into the settings file"
+        f"the other commands on this machine look for the relay on {usual.host}, port"
+        f" {usual.port}: for them to find this one, put {' and '.join(missing)} into the settings"
+        " file"
     )
 
 

@@ -2,6 +2,7 @@
 
 model.py        what the core works with, and the effects in which it says what is to be done
 rate.py         how often one name may send
+timeouts.py     what falls due, in its order
 core.py         who is there, what waits, what is in flight. No I/O, no clock
 credentials.py  shared token, members file
 store.py        the journal's database
@@ -11,6 +12,7 @@ listening.py    sockets, and why one cannot be had
 log.py          one line an event, to standard error
 metrics.py      what is counted, as Prometheus text
 tls.py          the certificate that the relay serves itself
+http.py         what the port answers to plain HTTP
 server.py       the shell: performs what the core decides, once a loop turn
 daemon.py       the process: signals, event loop, limits of the system
 """

@@ -19,15 +19,15 @@ Times called `now` are seconds of a clock that never jumps (monotonic). `epoch` 
 shell adds to get Unix time; it follows the wall clock, so a stamped time is right even after
 the machine slept, while time-outs are never fooled by a clock that is set.
 
-Structures that time out hold their entries in the order of their deadlines (a dict keeps
-insertion order), and one lower bound, `_next`, covers them all: adding an entry costs one
-comparison, and `tick` looks at the rest. A timer per message cost more than routing it.
+What times out is in tables that keep it in the order of its deadlines (timeouts.py), and one
+lower bound, `_next`, covers them all: adding an entry costs one comparison, and `tick` looks at
+the rest. A timer per message cost more than routing it.
 """
 
 import heapq
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 from math import inf
 from typing import Any, TypeVar
@@ -61,13 +61,16 @@ from hoptell.relay.model import (
     Known,
     Limits,
     Log,
+    LoginTurnedDown,
     Message,
     Peer,
     Receipt,
     Restored,
+    TurnedDown,
     Write,
 )
 from hoptell.relay.rate import RateLimiter
+from hoptell.relay.timeouts import Timeouts
 from hoptell.settings import Rate
 
 MAX_HOST_LENGTH = 255
@@ -107,22 +110,27 @@ class Relay:
         self._delivery_ids = _numbered(f"{seed[18:32]}-", digits=4)
         self._ties = count()
         """Keeps `_deadlines` from comparing deliveries."""
-        self._logins: dict[Connection, float] = {}
-        """Connections without a hello yet, and when it is due."""
+        limits = self.limits
+        self._logins: Timeouts[Connection, float] = Timeouts(limits.hello_wait, float)
+        """Connections without a hello yet, and since when."""
         self._connections: dict[Connection, None] = {}
         """Those that are logged in."""
         self._peers: dict[str, Peer] = {}
         self._roles: dict[str, dict[str, Peer]] = {EVERYONE: {}}
         """Online peers by role and name; under `all`, every one."""
-        self._leaving: dict[Peer, float] = {}
+        self._leaving: Timeouts[Peer, float] = Timeouts(limits.forget_transient_after, float)
         """Transient peers that are offline, and since when."""
-        self._idle: dict[Peer, float] = {}
+        self._idle: Timeouts[Peer, float] = Timeouts(limits.forget_after, float)
         """Peers that are offline with an empty queue, and since when."""
-        self._awaiting: dict[Receipt, None] = {}
-        """Acknowledgements owed to senders, oldest first."""
-        self._keys: dict[tuple[str, str], Receipt] = {}
+        self._awaiting: Timeouts[Receipt, float] = Timeouts(limits.ack_wait, float)
+        """Acknowledgements owed to senders, and since when."""
+        self._keys: Timeouts[tuple[str, str], Receipt] = Timeouts(
+            limits.key_lifetime, lambda receipt: receipt.accepted_at
+        )
+        """What a repeat is answered, by the sender's name and its key."""
         self._deadlines: list[tuple[int, int, Delivery]] = []
-        """Heap of (Unix ms, tie-breaker, delivery) of queued deliveries; may hold stale ones."""
+        """Heap of (Unix ms, tie-breaker, delivery): every queued delivery that has a deadline,
+        once, and some that are not queued any more."""
         self._queued = 0
         self._queued_bytes = 0
         self._next = inf
@@ -142,8 +150,8 @@ class Relay:
 
     def opened(self, connection: Connection, *, now: float) -> None:
         """A client connected; its hello is due within `limits.hello_wait`."""
-        self._due(now + self.limits.hello_wait)
-        self._logins[connection] = now + self.limits.hello_wait
+        self._logins[connection] = now
+        self._due(self._logins.next_at())
 
     def login(
         self,
@@ -163,7 +171,8 @@ class Relay:
         try:
             accepted = self._check_login(hello, credential)
         except LoginRefused as refusal:
-            self._log("login refused", name=hello.name[:MAX_NAME_LENGTH], code=refusal.code)
+            name = hello.name[:MAX_NAME_LENGTH]
+            self.effects.append(LoginTurnedDown(refusal.code, name))
             self._close(connection, refusal.code, str(refusal), now)
             return
         del self._logins[connection]
@@ -200,9 +209,7 @@ class Relay:
             try:
                 self._send(connection, frame, now)
             except Refused as refusal:
-                self._log("refused", name=connection.name, reason=refusal.reason)
-                error = frames.Error(str(refusal), frame.id)
-                self.effects.append(Write(connection, error))
+                self._turn_down(connection, refusal.reason, str(refusal), frame.id)
         elif type(frame) is frames.List:
             peers = self._list(connection.name)
             self.effects.append(Write(connection, frames.Peers(frame.id, peers)))
@@ -224,11 +231,10 @@ class Relay:
             id: the frame's own `id` where it could be salvaged.
         """
         if connection.state == "connecting":
-            self._log("login refused", code=frames.CLOSE_BAD_HELLO)
+            self.effects.append(LoginTurnedDown(frames.CLOSE_BAD_HELLO))
             self._close(connection, frames.CLOSE_BAD_HELLO, str(error), now)
         elif connection.state == "open":
-            self._log("refused", name=connection.name, reason="frame")
-            self.effects.append(Write(connection, frames.Error(str(error), id)))
+            self._turn_down(connection, "frame", str(error), id)
 
     def closed(self, connection: Connection, *, now: float) -> None:
         """The connection is gone. What it had not confirmed waits for the peer's return."""
@@ -304,14 +310,21 @@ class Relay:
         if now < self._next:
             return
         self._next = inf
-        self._expire_logins(now)
-        self._expire_awaiting(now)
+        for connection in self._logins.due(now):
+            self.effects.append(LoginTurnedDown(frames.CLOSE_BAD_HELLO))
+            sentence = f"no hello within {self.limits.hello_wait:g} s"
+            self._close(connection, frames.CLOSE_BAD_HELLO, sentence, now)
+        for receipt in self._awaiting.due(now):
+            self._settle(receipt, "unconfirmed")
         self._expire_queued(now)
-        self._expire_keys(now)
-        self._forget_idle(now)
-        self._forget_transient(now)
+        for key in self._keys.due(now):
+            del self._keys[key]
+        for peer in (*self._idle.due(now), *self._leaving.due(now)):
+            self._forget(peer)
         self._rate.forget_idle(now)
         self._due(self._rate.due_at)
+        for waiting in (self._logins, self._awaiting, self._keys, self._idle, self._leaving):
+            self._due(waiting.next_at())
 
     def gauges(self) -> Gauges:
         """Count what there is now."""
@@ -459,11 +472,22 @@ class Relay:
             self._remember_key((name, key), receipt)
 
     def _repeat(self, connection: Connection, id: frames.FrameId, receipt: Receipt) -> None:
-        self._log("repeated", name=connection.name, reference=receipt.reference)
-        if receipt.state is None:
-            receipt.waiters += ((connection, id),)
-        else:
+        """Answer a send whose message was accepted before, now or when its answer is known.
+
+        Raises:
+            Refused: more repeats than any client has a reason for wait for that answer.
+        """
+        if receipt.state is not None:
             self.effects.append(Acknowledge(connection, receipt, id))
+        else:
+            waiting = [waiter for waiter in receipt.waiters if waiter[0].state == "open"]
+            if len(waiting) >= self.limits.repeats:
+                raise Refused(
+                    "this message was sent many times already: wait for its acknowledgement",
+                    reason="rate",
+                )
+            receipt.waiters = (*waiting, (connection, id))
+        self._log("repeated", name=connection.name, reference=receipt.reference)
 
     def _send_to(self, connection: Connection, frame: frames.Send, now: float) -> Receipt:
         to = frame.to
@@ -485,7 +509,7 @@ class Relay:
         if taker is not None:
             if not self._awaiting:  # else an older one is due before it
                 self._due(now + self.limits.ack_wait)
-            self._awaiting[receipt] = None
+            self._awaiting[receipt] = now
             self._deliver(taker, delivery)
         else:
             self._enqueue(delivery)
@@ -542,9 +566,8 @@ class Relay:
         keys.pop(key, None)  # an expired one: the order is that of acceptance
         if len(keys) >= self.limits.keys:
             del keys[next(iter(keys))]
-        if not keys:
-            self._due(receipt.accepted_at + self.limits.key_lifetime)
         keys[key] = receipt
+        self._due(keys.next_at())
 
     # Queue and in flight -------------------------------------------------------------------
 
@@ -580,7 +603,9 @@ class Relay:
         self._idle.pop(peer, None)
         expires = delivery.message.expires
         if expires is not None:
-            heapq.heappush(self._deadlines, (expires, next(self._ties), delivery))
+            if not delivery.watched:
+                delivery.watched = True
+                heapq.heappush(self._deadlines, (expires, next(self._ties), delivery))
             self._due(expires / 1000 - self._epoch)
 
     def _dequeued(self, delivery: Delivery) -> None:
@@ -632,35 +657,19 @@ class Relay:
         if at < self._next:
             self._next = at
 
-    def _expire_logins(self, now: float) -> None:
-        late = _until(self._logins.items(), now)
-        for connection in late:
-            self._log("login refused", code=frames.CLOSE_BAD_HELLO)
-            sentence = f"no hello within {self.limits.hello_wait:g} s"
-            self._close(connection, frames.CLOSE_BAD_HELLO, sentence, now)
-        for due_at in self._logins.values():
-            self._due(due_at)
-            break
-
-    def _expire_awaiting(self, now: float) -> None:
-        ack_wait = self.limits.ack_wait
-        owed = ((receipt, receipt.accepted_at + ack_wait) for receipt in self._awaiting)
-        for receipt in _until(owed, now):
-            self._settle(receipt, "unconfirmed")
-        for receipt in self._awaiting:
-            self._due(receipt.accepted_at + ack_wait)
-            break
-
     def _expire_queued(self, now: float) -> None:
         deadlines = self._deadlines
         wall = self._wall(now)
         while deadlines and (deadlines[0][0] <= wall or not deadlines[0][2].queued):
             delivery = heapq.heappop(deadlines)[2]
+            delivery.watched = False
             if delivery.queued:
                 self._remove(delivery, now)
                 self._expired(delivery)
         if len(deadlines) > 2 * self._queued + 64:  # mostly stale: those sent since
-            self._deadlines = deadlines = [entry for entry in deadlines if entry[2].queued]
+            for _, _, delivery in deadlines:
+                delivery.watched = delivery.queued
+            self._deadlines = deadlines = [entry for entry in deadlines if entry[2].watched]
             heapq.heapify(deadlines)
         if deadlines:
             self._due(deadlines[0][0] / 1000 - self._epoch)
@@ -673,20 +682,11 @@ class Relay:
         if not peer.queue and peer.connection is None:
             self._rest(peer, now)
 
-    def _expire_keys(self, now: float) -> None:
-        lifetime = self.limits.key_lifetime
-        ends = ((key, receipt.accepted_at + lifetime) for key, receipt in self._keys.items())
-        for key in _until(ends, now):
-            del self._keys[key]
-        for receipt in self._keys.values():
-            self._due(receipt.accepted_at + lifetime)
-            break
-
     def _left(self, peer: Peer, now: float) -> None:
         """The peer is offline now."""
         if peer.transient:
             self._leaving[peer] = now
-            self._due(now + self.limits.forget_transient_after)
+            self._due(self._leaving.next_at())
         elif not peer.queue:
             self._rest(peer, now)
 
@@ -696,25 +696,7 @@ class Relay:
             return  # it is forgotten anyway, and sooner
         self._idle.pop(peer, None)
         self._idle[peer] = now
-        self._due(now + self.limits.forget_after)
-
-    def _forget_idle(self, now: float) -> None:
-        forget_after = self.limits.forget_after
-        ends = ((peer, since + forget_after) for peer, since in self._idle.items())
-        for peer in _until(ends, now):
-            self._forget(peer)
-        for since in self._idle.values():
-            self._due(since + forget_after)
-            break
-
-    def _forget_transient(self, now: float) -> None:
-        forget_after = self.limits.forget_transient_after
-        ends = ((peer, since + forget_after) for peer, since in self._leaving.items())
-        for peer in _until(ends, now):
-            self._forget(peer)
-        for since in self._leaving.values():
-            self._due(since + forget_after)
-            break
+        self._due(self._idle.next_at())
 
     def _forget(self, peer: Peer) -> None:
         self._idle.pop(peer, None)
@@ -748,6 +730,16 @@ class Relay:
     def _log(self, event: str, **fields: Any) -> None:
         self.effects.append(Log(event, fields))
 
+    def _turn_down(
+        self,
+        connection: Connection,
+        reason: str,
+        sentence: str,
+        id: frames.FrameId | msgspec.UnsetType,
+    ) -> None:
+        self.effects.append(TurnedDown(connection.name, reason))
+        self.effects.append(Write(connection, frames.Error(sentence, id)))
+
     def _expired(self, delivery: Delivery) -> None:
         """A delivery was dropped at its deadline; whoever still waits to hear of it hears now."""
         self._settle(delivery.receipt, "unconfirmed")
@@ -766,16 +758,6 @@ def _numbered(start: str, *, digits: int) -> Iterator[str]:
         start_of_many = f"{start}{number:0{digits - 3}x}"
         for last_digits in _LAST_DIGITS:
             yield start_of_many + last_digits
-
-
-def _until(entries: Iterable[tuple[_T, float]], now: float) -> list[_T]:
-    """The leading entries whose time has come; they stand in the order of their times."""
-    due: list[_T] = []
-    for entry, at in entries:
-        if at > now:
-            break
-        due.append(entry)
-    return due
 
 
 def _cut(text: str, size: int) -> str:

@@ -16,6 +16,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -80,6 +81,7 @@ class SqliteJournal:
         loop: the event loop whose thread calls `record` and `flush`, and is called back.
         on_durable: called with the accepted messages that are on disk now, in order.
         on_failed: called with those that could not be written, and never will be.
+        on_commit: called with the seconds that each commit took.
         key_lifetime: seconds after which an idempotency key is dropped from the file.
 
     Raises:
@@ -93,6 +95,7 @@ class SqliteJournal:
         loop: asyncio.AbstractEventLoop,
         on_durable: Callable[[list[Accepted]], None],
         on_failed: Callable[[list[Accepted]], None],
+        on_commit: Callable[[float], None] = lambda seconds: None,
         key_lifetime: float = Limits.key_lifetime,
     ) -> None:
         file = one_name(file)
@@ -100,6 +103,7 @@ class SqliteJournal:
         self._loop = loop
         self._on_durable = on_durable
         self._on_failed = on_failed
+        self._on_commit = on_commit
         self._lock = lock_file(file)
         try:
             self._store = Store(file, key_lifetime=key_lifetime)
@@ -148,8 +152,9 @@ class SqliteJournal:
         self._writing = True
         self._batches.put(batch)
 
-    def _written(self, batch: Batch) -> None:
+    def _written(self, batch: Batch, seconds: float) -> None:
         self._writing = False
+        self._on_commit(seconds)
         if self._failing:
             logger.warning("the journal %s can be written again", self._file)
             self._failing = False
@@ -177,6 +182,7 @@ class SqliteJournal:
                 continue
             if batch is None:
                 break
+            start = time.perf_counter()
             try:
                 self._store.commit(batch)
             except sqlite3.Error as error:
@@ -184,7 +190,7 @@ class SqliteJournal:
             except Exception as bug:  # without this thread nobody would ever be answered
                 self._tell(self._not_written, batch, f"a bug, {type(bug).__name__}")
             else:
-                self._tell(self._written, batch)
+                self._tell(self._written, batch, time.perf_counter() - start)
                 self._store.maintain(every=MAINTENANCE_INTERVAL)
         self._store.close()
         os.close(self._lock)  # not before: another relay would read what is still being written

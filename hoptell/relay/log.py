@@ -1,7 +1,7 @@
 """The relay's log: one line an event, to standard error (SPEC.md, 3 "Logs").
 
-Lines are collected and leave together, in one write a loop turn: with two lines a message,
-a `logging` record and a write for each would cost more than routing it. Nothing that a
+Lines are collected and leave many at a time: with two lines a message, a `logging` record and a
+write for each would cost more than routing it. Nothing that a
 client chose can forge a line or a field: what is not plainly printable, or has a space in
 it, is quoted and escaped.
 
@@ -9,6 +9,8 @@ The log never holds up the relay. A file is written to directly. Anything else (
 a pipe, a journal's socket) may stand still for as long as its reader likes, so a thread
 writes to it; past `MAX_WAITING` bytes lines are dropped, and the next one that gets through
 says how many. An output that is closed or full loses lines and nothing else.
+
+Any thread may note something: what libraries warn of does not always come from the event loop's.
 
 Only the command line decides where lines go and what else is logged; see `LoggingHandler`.
 """
@@ -51,6 +53,7 @@ class EventLog:
         self._clock = clock
         self._lines: list[str] = []
         """Without the time, which the start of every line gets when they leave."""
+        self._leaving = threading.Lock()
         self._second = -1
         self._second_text = ""
 
@@ -94,12 +97,16 @@ class EventLog:
 
     def flush(self, *, at_least: int = 1) -> None:
         """Write the lines of all events since the last time, if there are so many."""
-        lines = self._lines
-        if len(lines) >= at_least:
-            self._lines = []
-            start = f'{{"time":"{self._time()}",' if self._is_json else f"{self._time()} "
-            text = start + f"\n{start}".join(lines) + "\n"
-            self._write(text.encode("utf-8", "backslashreplace"))
+        if len(self._lines) < at_least:
+            return
+        with self._leaving:
+            lines = self._lines[:]
+            if lines:
+                # The same list goes on: another thread may be adding to it.
+                del self._lines[: len(lines)]
+                start = f'{{"time":"{self._time()}",' if self._is_json else f"{self._time()} "
+                text = start + f"\n{start}".join(lines) + "\n"
+                self._write(text.encode("utf-8", "backslashreplace"))
 
     def _time(self) -> str:
         now = self._clock()

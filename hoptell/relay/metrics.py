@@ -5,14 +5,19 @@ prometheus_client writes the text, and is imported when somebody first asks for 
 2 MB that a relay without a Prometheus need not spend).
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hoptell.relay.model import Gauges
+
+COMMIT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Upper ends of the journal's histogram: a good SSD takes 1 to 5 ms, a busy disk 100."""
 
 
 class Metrics:
@@ -21,12 +26,15 @@ class Metrics:
     __slots__ = (
         "accepted",
         "accepted_bytes",
+        "commit_counts",
+        "commit_seconds",
         "copies",
         "delivered",
         "expired",
         "logins_refused",
         "redelivered",
         "refused",
+        "withdrawn",
     )
 
     def __init__(self) -> None:
@@ -42,10 +50,21 @@ class Metrics:
         """Deliveries sent again after their connection was lost."""
         self.expired = 0
         """Deliveries dropped at their deadline."""
+        self.withdrawn = 0
+        """Messages refused after all, because the journal could not take them."""
+        self.commit_counts = [0] * (len(COMMIT_SECONDS) + 1)
+        """The journal's commits by how long they took, as in COMMIT_SECONDS and beyond."""
+        self.commit_seconds = 0.0
+        """All of them together."""
         self.refused: Counter[str] = Counter()
         """Requests turned down, by reason (Refused.reason)."""
         self.logins_refused: Counter[int] = Counter()
         """Logins turned down, by close code."""
+
+    def committed(self, seconds: float) -> None:
+        """Count one commit of the journal."""
+        self.commit_counts[bisect_left(COMMIT_SECONDS, seconds)] += 1
+        self.commit_seconds += seconds
 
     def text(self, gauges: "Gauges") -> tuple[str, str]:
         """The content type and the body of an answer, with `gauges` for what is now."""
@@ -62,7 +81,11 @@ class _Collector:
         self._gauges = gauges
 
     def collect(self) -> Iterator["Metric"]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
 
         now, total = self._gauges, self._metrics
         for name, help, value in (
@@ -81,6 +104,7 @@ class _Collector:
             ("delivered", "Deliveries confirmed by their recipient.", total.delivered),
             ("redelivered", "Deliveries sent again after a lost connection.", total.redelivered),
             ("expired", "Deliveries dropped at their deadline.", total.expired),
+            ("withdrawn", "Messages that the journal could not take.", total.withdrawn),
         ):
             yield CounterMetricFamily(f"hoptell_{name}", help, value)
         refused = CounterMetricFamily(
@@ -95,3 +119,10 @@ class _Collector:
         for code, count in sorted(total.logins_refused.items()):
             logins.add_metric([str(code)], count)
         yield logins
+        ends = [*map(str, COMMIT_SECONDS), "+Inf"]
+        yield HistogramMetricFamily(
+            "hoptell_journal_commit_seconds",
+            "How long the journal's commits took.",
+            buckets=list(zip(ends, accumulate(total.commit_counts), strict=True)),
+            sum_value=total.commit_seconds,
+        )

@@ -35,6 +35,8 @@ class Limits:
     keys: int = 200_000
     """Idempotency keys remembered at once: past that the oldest goes early. At the default
     rate it takes 111 peers that send without a pause to get there."""
+    repeats: int = 16
+    """Sends with one key that may wait for its acknowledgement at once."""
     known_names: int = 10_000
     forget_after: float = 6 * 3600.0
     """A peer that is offline with an empty queue is forgotten after this."""
@@ -108,6 +110,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     peer: "Peer"
     receipt: Receipt
     queued: bool = False
+    watched: bool = False
+    """The core's: its deadline is on the heap."""
     sent: bool = False
     """The shell's: it went out before, on a connection that was lost."""
     row: int = 0
@@ -272,6 +276,20 @@ class Forgotten(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
+class TurnedDown(msgspec.Struct, frozen=True, gc=False):
+    """Count a request that was answered with an `error`; log it."""
+
+    name: str
+    reason: str
+
+
+class LoginTurnedDown(msgspec.Struct, frozen=True, gc=False):
+    """Count a login that was refused; log it. The name is what the hello said, if there was one."""
+
+    code: int
+    name: str | None = None
+
+
 class Log(msgspec.Struct, frozen=True, gc=False):
     """Write one line about what no other effect says. Never holds a token or a text."""
 
@@ -282,4 +300,4 @@ class Log(msgspec.Struct, frozen=True, gc=False):
 Record = Accepted | Confirmed | Expired | Known | Forgotten
 """The effects that a journal keeps (see journal.py) and the log tells."""
 
-Effect = Deliver | Acknowledge | Write | Close | Record | Log
+Effect = Deliver | Acknowledge | Write | Close | Record | TurnedDown | LoginTurnedDown | Log

@@ -19,13 +19,11 @@ class RateLimiter:
         """When `forget_idle` has something to do."""
 
     def take(self, name: str, now: float) -> None:
-        """Count one attempt to send.
+        """Count one attempt to send; only where the rate is limited.
 
         Raises:
             Refused: the name is over its rate. The attempt counts all the same.
         """
-        if not self._sends:
-            return
         attempts = self._attempts.get(name)
         if attempts is None:
             attempts = self._attempts[name] = deque(maxlen=self._sends)

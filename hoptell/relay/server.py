@@ -2,7 +2,7 @@
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
-write for each connection and one for the log. Nothing leaves the relay another way, so this
+write for each connection. Nothing leaves the relay another way, so this
 is also where effects are counted, and where a journal records before anybody is told: what
 concerns a message waits in `_not_durable` until its receipt is durable. Without a journal it
 is so at once.
@@ -16,8 +16,6 @@ the connection that it came up on, and the rest of the turn's effects are perfor
 
 import asyncio
 import contextlib
-import email.utils
-import http
 import logging
 import secrets
 import socket
@@ -30,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from hoptell import frames
 from hoptell.errors import ConfigurationError, ProtocolError
-from hoptell.relay import tls
+from hoptell.relay import http, tls
 from hoptell.relay.core import Relay
 from hoptell.relay.credentials import Credentials
 from hoptell.relay.journal import Journal, NullJournal, SqliteJournal
@@ -55,8 +52,10 @@ from hoptell.relay.model import (
     Known,
     Limits,
     Log,
+    LoginTurnedDown,
     Message,
     Receipt,
+    TurnedDown,
     Write,
 )
 from hoptell.relay.websocket import CLOSE_GOING_AWAY, CLOSE_NOT_UTF8, CLOSE_WAIT, WebSocket
@@ -107,6 +106,7 @@ class RelayServer:
         self.core = Relay(id_seed=secrets.token_hex(16), rate=settings.rate, limits=limits)
         self.addresses: list[tuple[str, int]] = []
         """Where it listens: host and port."""
+        self.metrics = Metrics()
         self._settings = settings
         self._credentials = credentials
         self._log = log
@@ -120,13 +120,14 @@ class RelayServer:
             Expired: self._expired,
             Forgotten: self._forgotten,
             Known: self._known,
+            TurnedDown: self._turned_down,
+            LoginTurnedDown: self._login_turned_down,
             Log: self._note,
         }
         self._timing = timing or Timing()
         self._clock = clock
         self._limits = limits or Limits()
         self._journal: Journal = NullJournal()
-        self._metrics = Metrics()
         self._tls: ssl.SSLContext | None = None
         self._not_durable: dict[Receipt, list[Deliver | Acknowledge]] = {}
         """What may be told once the journal has it, in the order of the messages."""
@@ -207,6 +208,7 @@ class RelayServer:
             loop=self._loop,
             on_durable=self._durable,
             on_failed=self._withdraw,
+            on_commit=self.metrics.committed,
             key_lifetime=self._limits.key_lifetime,
         )
         now = self._turn()
@@ -264,19 +266,7 @@ class RelayServer:
             self.core.opened(websocket.connection, now=self._turn())
 
     def respond(self, websocket: WebSocket, request: Request) -> Response | None:
-        if any("websocket" in value.lower() for value in request.headers.get_all("Upgrade")):
-            return None
-        path = request.path.partition("?")[0]
-        content_type = "text/plain; charset=utf-8"
-        if request.method in ("GET", "HEAD") and path == "/healthz":
-            status, text = http.HTTPStatus.OK, "ok\n"
-        elif request.method in ("GET", "HEAD") and path == "/metrics":
-            status = http.HTTPStatus.OK
-            content_type, text = self._metrics.text(self.core.gauges())
-        else:
-            status = http.HTTPStatus.UPGRADE_REQUIRED
-            text = "This is a hoptell relay: connect with `hoptell`, by WebSocket.\n"
-        return _response(status, text, content_type, with_body=request.method != "HEAD")
+        return http.answer(request, lambda: self.metrics.text(self.core.gauges()))
 
     def received(self, websocket: WebSocket, payload: bytes, is_binary: bool) -> None:
         now = self._now if self._is_settling else self._turn()
@@ -391,7 +381,7 @@ class RelayServer:
         delivery = effect.delivery
         if delivery.receipt.durable:
             if delivery.sent:
-                self._metrics.redelivered += 1
+                self.metrics.redelivered += 1
             delivery.sent = True
             self._send(effect.connection.transport, self._encode(delivery))
         else:
@@ -427,7 +417,7 @@ class RelayServer:
         self._journal.record(effect)
         message = effect.message
         copies = len(effect.deliveries)
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.accepted += 1
         metrics.accepted_bytes += message.size
         metrics.copies += copies
@@ -435,13 +425,13 @@ class RelayServer:
 
     def _confirmed(self, effect: Confirmed) -> None:
         self._journal.record(effect)
-        self._metrics.delivered += 1
+        self.metrics.delivered += 1
         delivery = effect.delivery
         self._log.confirmed(delivery.peer.name, delivery.message.reference)
 
     def _expired(self, effect: Expired) -> None:
         self._journal.record(effect)
-        self._metrics.expired += 1
+        self.metrics.expired += 1
         delivery = effect.delivery
         fields = {"to": delivery.peer.name, "reference": delivery.message.reference}
         self._log.add("expired", fields)
@@ -453,11 +443,15 @@ class RelayServer:
     def _known(self, effect: Known) -> None:
         self._journal.record(effect)
 
+    def _turned_down(self, effect: TurnedDown) -> None:
+        self.metrics.refused[effect.reason] += 1
+        self._log.add("refused", {"name": effect.name, "reason": effect.reason})
+
+    def _login_turned_down(self, effect: LoginTurnedDown) -> None:
+        self.metrics.logins_refused[effect.code] += 1
+        self._log.add("login refused", {"name": effect.name, "code": effect.code})
+
     def _note(self, effect: Log) -> None:
-        if effect.event == "refused":
-            self._metrics.refused[effect.fields["reason"]] += 1
-        elif effect.event == "login refused":
-            self._metrics.logins_refused[effect.fields["code"]] += 1
         self._log.add(effect.event, effect.fields)
 
     def _durable(self, accepted: list[Accepted]) -> None:
@@ -475,12 +469,13 @@ class RelayServer:
     def _withdraw(self, accepted: list[Accepted]) -> None:
         """The journal cannot take these messages, of which nobody has heard: refuse them."""
         now = self._turn()
+        self.metrics.withdrawn += len(accepted)
         for record in accepted:
             self.core.withdraw(record, NOT_RECORDED, now=now)
             for effect in self._not_durable.pop(record.receipt, ()):
                 if isinstance(effect, Acknowledge):
                     error = frames.Error(NOT_RECORDED, effect.id)
-                    self._send(effect.connection.transport, frames.encode(error))
+                    self.core.effects.append(Write(effect.connection, error))
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()
@@ -502,23 +497,6 @@ class RelayServer:
         self._sweep_timer = self._loop.call_later(self._timing.ping_interval, self._sweep)
         for websocket in tuple(self._websockets):
             websocket.check_liveness(self._timing.silent_rounds)
-
-
-def _response(
-    status: http.HTTPStatus, text: str, content_type: str, *, with_body: bool
-) -> Response:
-    body = text.encode()
-    headers = Headers(
-        [
-            ("Date", email.utils.formatdate(usegmt=True)),  # for the doctor to compare clocks
-            ("Connection", "close"),
-            ("Content-Length", str(len(body))),
-            ("Content-Type", content_type),
-        ]
-    )
-    if status == http.HTTPStatus.UPGRADE_REQUIRED:
-        headers["Upgrade"] = "websocket"
-    return Response(status.value, status.phrase, headers, body if with_body else b"")
 
 
 def _is_utf8(payload: bytes) -> bool:

@@ -111,10 +111,12 @@ class Store:
     """The database itself; used by one thread at a time.
 
     Raises:
-        ConfigurationError: from the constructor; the file cannot be used, and was left as it was.
+        ConfigurationError: from the constructor and `load`; the file cannot be used, and was left
+            as it was.
     """
 
     def __init__(self, file: Path, *, key_lifetime: float) -> None:
+        self._file = file
         self._key_lifetime = key_lifetime
         self._maintained_at = time.monotonic()
         try:
@@ -127,10 +129,7 @@ class Store:
             self._last_message = self._largest("messages", "id")
             self._last_delivery = self._largest("deliveries", "seq")
         except (sqlite3.Error, OSError) as error:
-            raise ConfigurationError(
-                f"the journal {file} cannot be used ({_words(error)}): repair or move it, or give"
-                " another file"
-            ) from None
+            raise _unusable(file, _words(error)) from None
 
     def close(self) -> None:
         with suppress(sqlite3.Error):
@@ -138,6 +137,14 @@ class Store:
 
     def load(self, epoch: float) -> Restored:
         """Read everything; deliveries in the order of acceptance."""
+        try:
+            return self._load(epoch)
+        except (sqlite3.Error, msgspec.DecodeError, TypeError, ValueError, AttributeError) as error:
+            # SQLite keeps any type in any column: somebody changed the file by hand.
+            self.close()
+            raise _unusable(self._file, f"it is damaged: {_words(error)}") from None
+
+    def _load(self, epoch: float) -> Restored:
         execute = self._database.execute
         peers = {row[0]: _peer(*row) for row in execute(SELECT_PEERS)}
         receipts: dict[str, Receipt] = {}
@@ -164,7 +171,7 @@ class Store:
             if state is not None:
                 receipt.state = state
                 receipt.count = count
-                receipt.skipped = None if skipped is None else msgspec.json.decode(skipped)
+                receipt.skipped = None if skipped is None else _names(skipped)
             keys.append((sender, key, receipt))
         return Restored(list(peers.values()), deliveries, keys)
 
@@ -428,9 +435,13 @@ def _json(rows: object) -> str:
     return msgspec.json.encode(rows).decode()
 
 
+def _names(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str])
+
+
 def _peer(name: str, host: str, roles: str, wake: str | None, transient: int) -> Peer:
     peer = Peer(name)
-    peer.host, peer.roles, peer.wake = host, msgspec.json.decode(roles), wake
+    peer.host, peer.roles, peer.wake = host, _names(roles), wake
     peer.transient = bool(transient)
     return peer
 
@@ -464,6 +475,12 @@ def _key_row(accepted: Accepted) -> tuple[object, ...]:
         receipt.state or "",
         receipt.count or 0,
         "" if receipt.skipped is None else _json(receipt.skipped),
+    )
+
+
+def _unusable(file: Path, problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the journal {file} cannot be used ({problem}): repair or move it, or give another file"
     )
 
 

@@ -70,8 +70,11 @@ def way_of(mode: str, name: str, home: Path | None) -> Way:
 
 
 def listen_command(name: str, home: Path | None) -> str:
-    """The shell command that waits on the inbox of `name`, whatever PATH and settings say."""
-    command = shlex.join([sys.executable or "python3", "-m", "hoptell", "listen", name])
+    """The shell command that waits on the inbox of `name`, whatever PATH and settings say.
+
+    It runs in the project that the agent works on: -P keeps Python from taking a `hoptell` there.
+    """
+    command = shlex.join([sys.executable or "python3", "-P", "-m", "hoptell", "listen", name])
     if home is not None and home != usual_state_folder():
         command = f"HOPTELL_HOME={shlex.quote(str(home))} {command}"
     return command if len(command.encode()) <= MAX_COMMAND_BYTES else f"hoptell listen {name}"

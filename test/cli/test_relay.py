@@ -108,6 +108,17 @@ def test_a_host_where_the_commands_here_do_not_look_is_told(
         assert told is not bool(settings)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_port_where_the_commands_here_do_not_look_is_told(
+    tmp_path: Path, free_port: int, known: bool
+) -> None:
+    port = str(free_port)
+    settings = {"HOPTELL_PORT": port} if known else {}
+    with relay_process(tmp_path, "--port", port, **settings) as relay:
+        told = any(f"put HOPTELL_PORT={port} into the" in line for line in relay.lines())
+        assert told is not known
+
+
 def test_a_second_relay_does_not_change_the_token_of_the_first(
     tmp_path: Path, taken_port: int
 ) -> None:
@@ -315,7 +326,8 @@ async def test_a_log_that_nobody_reads_does_not_hold_up_the_relay(tmp_path: Path
     )
     assert process.stderr is not None
     try:
-        assert b"listening" in process.stderr.readline()
+        while b"listening" not in process.stderr.readline():
+            assert process.poll() is None
         alice = await login(relay.url, "alice")
         for _ in range(20):  # 20,000 lines: 1.5 MB, where a pipe takes 64 kB
             for id in range(1000):

@@ -131,6 +131,7 @@ async def test_a_full_disk_refuses_messages_while_the_relay_lives_on_and_recover
                 assert "disk full" in error["error"]
             peers = (await bob.ask(type="list", id=1))["peers"]
             assert [peer["queued"] for peer in peers] == [0, 0]
+            assert relay.server.metrics.withdrawn == 3
         while True:  # the next try finds out that there is room again
             await bob.send(type="send", id=2, to="alice", text="kept", key="alice")
             answer = asyncio.create_task(bob.receive())

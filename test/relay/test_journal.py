@@ -8,9 +8,11 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.core import EPOCH, Driver, delivered, texts, written
@@ -265,10 +267,11 @@ def test_old_keys_leave_the_file(file, monkeypatch):
     relay.driver.send(bob, "alice", key="old")
     relay.commit()
     sent_at = relay.driver.now + EPOCH
-    monkeypatch.setattr(store.time, "time", lambda: sent_at + 599)
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
+    now = sent_at + 599
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == [("old",)]
-    monkeypatch.setattr(store.time, "time", lambda: sent_at + 601)
+    now = sent_at + 601
     relay.store.maintain()
     assert rows(file, "SELECT key FROM keys") == []
     relay.end()
@@ -359,6 +362,32 @@ def test_what_is_wrong_with_a_damaged_file_is_one_line(file):
     content[4096:8192] = os.urandom(4096)  # the page that tells where the others belong
     file.write_bytes(content)
     assert "damaged" in (why := refused(file)) and "\n" not in why
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE peers SET roles = 'dev'",
+        "UPDATE peers SET roles = '[1]'",
+        "UPDATE messages SET text = x'ff'",
+        "UPDATE messages SET text = CAST(x'ff' AS TEXT)",
+        "UPDATE keys SET accepted_at = 'today'",
+        "UPDATE keys SET state = 'fanout', skipped = '{'",
+    ],
+)
+def test_values_that_hoptell_would_not_have_written_are_explained(file, change):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "hi", key="k")
+    relay.commit()
+    relay.end()
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(change)
+    store = Store(file, key_lifetime=600)
+    with pytest.raises(ConfigurationError, match="cannot be used .*damaged") as refusal:
+        store.load(EPOCH)
+    assert "\n" not in str(refusal.value)
 
 
 async def test_a_second_relay_is_refused_under_every_name_of_the_file(file):

@@ -6,6 +6,8 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 from support.relay import RunningRelay, running_relay
 
+from hoptell.relay.metrics import Metrics
+from hoptell.relay.model import Gauges
 from hoptell.settings import Rate
 
 
@@ -49,6 +51,8 @@ async def test_metrics_count_messages_peers_and_refusals(tmp_path):
         assert await stranger.close_code() == 4003
 
         samples, text = await scrape(relay)
+        journal = {name for name in samples if name.startswith("hoptell_journal_")}
+        assert {samples.pop(name) for name in journal} == {0}
         assert samples == {
             "hoptell_connections": 2,
             "hoptell_peers_online": 2,
@@ -62,6 +66,7 @@ async def test_metrics_count_messages_peers_and_refusals(tmp_path):
             "hoptell_delivered_total": 1,
             "hoptell_redelivered_total": 1,
             "hoptell_expired_total": 0,
+            "hoptell_withdrawn_total": 0,
             "hoptell_refused_totalunknown": 1,
             "hoptell_refused_totalrate": 1,
             "hoptell_logins_refused_total4003": 1,
@@ -78,3 +83,29 @@ async def test_metrics_tell_of_expired_deliveries(tmp_path):
         await relay.event("expired")
         samples, _ = await scrape(relay)
         assert (samples["hoptell_expired_total"], samples["hoptell_queued"]) == (1, 0)
+
+
+async def test_metrics_tell_how_long_the_journal_takes(tmp_path):
+    async with running_relay(journal=tmp_path / "journal") as relay:
+        alice, bob = await relay.login("alice"), await relay.login("bob")
+        await bob.send(type="send", id=1, to="alice", text="hello")
+        await alice.got(await alice.receive())
+        samples, _ = await scrape(relay)
+        commits = samples["hoptell_journal_commit_seconds_count"]
+        assert commits >= 1 and samples["hoptell_journal_commit_seconds_sum"] > 0
+        assert samples["hoptell_journal_commit_seconds_bucket+Inf"] == commits
+
+
+def test_a_commit_counts_for_every_end_that_it_did_not_pass():
+    metrics = Metrics()
+    for seconds in (0.0004, 0.001, 0.03, 60.0):
+        metrics.committed(seconds)
+    _, text = metrics.text(Gauges(0, 0, 0, 0, 0, 0))
+    counted = {
+        sample.labels["le"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "hoptell_journal_commit_seconds_bucket"
+    }
+    ends = ("0.001", "0.02", "0.05", "2.0", "+Inf")
+    assert [counted[end] for end in ends] == [2, 2, 3, 3, 4]

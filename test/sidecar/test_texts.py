@@ -62,7 +62,7 @@ def test_a_listening_session_is_given_the_exact_command(place: str) -> None:
         "the instructions": instructions("alice", way),
         "read_inbox's description": descriptions("alice", way)["read_inbox"],
     }[place]
-    assert f"{sys.executable} -m hoptell listen alice" in text
+    assert f"{sys.executable} -P -m hoptell listen alice" in text
 
 
 def test_no_other_session_is_told_to_listen() -> None:
@@ -81,15 +81,25 @@ def test_the_command_finds_the_inbox_and_survives_any_path(
     command = listen_command("alice", home)
     assert shlex.split(command) == [
         f"HOPTELL_HOME={home}",
-        *(str(python), "-m", "hoptell", "listen", "alice"),
+        *(str(python), "-P", "-m", "hoptell", "listen", "alice"),
     ]
     done = subprocess.run(["sh", "-c", f"{command} 0"])
     assert done.returncode == 3, "nothing is there"
     assert (home / "inbox" / "alice").is_dir()
 
 
+def test_the_listen_command_runs_no_hoptell_of_the_project_it_is_called_in(tmp_path: Path) -> None:
+    project = tmp_path / "hoptell"
+    project.mkdir()
+    for module in ("__init__.py", "__main__.py"):
+        (project / module).write_text("raise SystemExit('this belongs to the project')\n")
+    command = f"{listen_command('alice', tmp_path / 'home')} 0"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "")
+
+
 def test_the_usual_home_is_not_spelled_out() -> None:
-    expected = [sys.executable, "-m", "hoptell", "listen", "alice"]
+    expected = [sys.executable, "-P", "-m", "hoptell", "listen", "alice"]
     assert shlex.split(listen_command("alice", Path.home() / ".hoptell")) == expected
     assert shlex.split(listen_command("alice", None)) == expected
 

@@ -18,6 +18,8 @@ from hoptell.relay.model import (
     Known,
     Limits,
     Log,
+    LoginTurnedDown,
+    TurnedDown,
     Write,
 )
 from hoptell.settings import Rate
@@ -26,7 +28,7 @@ SHARED = Credential(None, "f" * 64)
 ALICE = Credential("alice", "a" * 64)
 BOB = Credential("bob", "b" * 64)
 SEED = "0123456789abcdef0123456789abcdef"
-RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten, Log)
+RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten, TurnedDown, LoginTurnedDown, Log)
 EPOCH = 1_700_000_000.0
 
 
