@@ -3,7 +3,7 @@
     $HOPTELL_HOME/inbox/<name>/
       <number>-<id>-<sender>.json   a message; the text in it is exact (see inbox_files.py)
       tmp/       being written
-      claimed/   being shown: <message's name>.<the process that shows it>; and what is being
+      claimed/   being shown: <message's name>.<the process that holds it>; and what is being
                  handed over this instant: leaving.<the process> (see departure.py)
       bad/       what could not be read
       seen       the last 1,000 deliveries, a line each (see seen.py)
@@ -59,6 +59,7 @@ from hoptell.errors import InboxError
 from hoptell.frames import Message, encode
 from hoptell.inbox_files import SUFFIX, Unreadable
 from hoptell.names import name_problem
+from hoptell.processes import Process
 from hoptell.seen import Seen
 from hoptell.watch import Watch
 
@@ -257,12 +258,18 @@ class Inbox:
 
     # Reading ------------------------------------------------------------------------------
 
-    def claim(self, limit: int | None = None, characters: int | None = None) -> list[Claim]:
+    def claim(
+        self,
+        limit: int | None = None,
+        characters: int | None = None,
+        *,
+        holder: Process | None = None,
+    ) -> list[Claim]:
         """Take messages that wait, oldest first; no other process sees them meanwhile.
 
         Stops at `limit` messages, or once they are sure to fill `characters` when shown. What
         cannot be read is moved to bad/ and left out. Each claim must be settled: what is not
-        when the process ends returns to the inbox.
+        when its holder ends, this process or the one that is given, returns to the inbox.
         """
         claims: list[Claim] = []
         length = 0
@@ -275,12 +282,28 @@ class Inbox:
                         break
                     if characters is not None and length >= characters:
                         break
-                    if (claim := self._claim(name)) is not None:
+                    if (claim := self._claim(name, holder)) is not None:
                         claims.append(claim)
                         length += len(claim.message.text) - claim.offset + LEAST_FRAME_LENGTH
         except BaseException:
             release(claims)
             raise
+        return claims
+
+    def held_by(self, holder: Process) -> list[Claim]:
+        """What another process claimed for `holder` and did not settle, oldest first.
+
+        The caller sees to it that the other one does so no more.
+        """
+        claims = []
+        with self._explained():
+            for entry in sorted(files.names(self._claimed)):
+                name, _, owner = entry.rpartition(".")
+                if owner != str(holder) or not name.endswith(SUFFIX):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # it returned to the inbox
+                    if (claim := self._opened(self._claimed / entry, name)) is not None:
+                        claims.append(claim)
         return claims
 
     def claim_answer(self, sender: str, reference: str, seen: set[str]) -> Claim | None:
@@ -341,8 +364,8 @@ class Inbox:
         found.sort()
         return found
 
-    def _claim(self, name: str) -> Claim | None:
-        file = self._claimed / f"{name}.{processes.current()}"
+    def _claim(self, name: str, holder: Process | None = None) -> Claim | None:
+        file = self._claimed / f"{name}.{holder or processes.current()}"
         try:
             os.rename(self.folder / name, file)
         except FileNotFoundError:
@@ -353,6 +376,10 @@ class Inbox:
             self._immovable.add(name)
             self._report_bad(name, f"it cannot be moved: {error.strerror}")
             return None
+        return self._opened(file, name)
+
+    def _opened(self, file: Path, name: str) -> Claim | None:
+        """The claim of a file that has been moved to claimed/."""
         try:
             message = inbox_files.read(file)
         except Unreadable as error:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -442,6 +443,26 @@ def test_a_claim_of_another_container_returns_after_ten_minutes_or_a_jump_of_the
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + jump)
     assert ids(inbox) == ["delivery-1"]
+
+
+def test_a_claim_for_another_process_is_held_until_that_one_ends(inbox: Inbox, home: Path) -> None:
+    sent = [f"delivery-{number}" for number in range(3)]
+    for identity in sent:
+        inbox.store(message(identity))
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        holder = processes.of(other.pid)
+        assert holder is not None
+        inbox.claim(2, holder=holder)[0].remove()
+        assert ids(Inbox(home, NAME)) == sent[2:]  # as if the one that claimed had been killed
+        [claim] = Inbox(home, NAME).held_by(holder)
+        assert claim.message.id == sent[1]
+        assert ids(inbox) == sent[2:]
+    finally:
+        other.kill()
+        other.wait()
+    assert ids(inbox) == sent[1:]
+    assert inbox.held_by(holder) == []
 
 
 def test_a_claim_of_a_live_process_stays_its_own(inbox: Inbox, home: Path) -> None:

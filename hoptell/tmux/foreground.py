@@ -52,6 +52,10 @@ class Process:
         return found is not None and found.started == self.started
 
 
+GONE = Process(pid=0, started="", name="", state="X", group=0, foreground=-1)
+"""Stands for a process that has ended."""
+
+
 def find(pid: int) -> Process | None:
     """The process with that pid; None if there is none, or only what is left of it."""
     found = _from_proc(pid) if _PROC.exists() else _from_ps(pid)
