@@ -33,9 +33,13 @@ unset HOPTELL_PLUGIN_RELAY HOPTELL_PLUGIN_TOKEN HOPTELL_PLUGIN_NAME
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# Run hoptell by means of a program, if that is there and can. Asking it for the version first lets
+# it install hoptell without a word that would be taken for the hook's, and the next way be tried
+# where it fails.
 through() {
-    [ "$command" = hook ] || exec "$@"
-    "$@" --exit-code 42
+    have "$1" && "$@" hoptell --version </dev/null >/dev/null 2>&1 || return 0
+    [ "$command" = hook ] || exec "$@" hoptell "$command"
+    "$@" hoptell hook --exit-code 42
     case $? in
         0) exit 0 ;;
         42) exit 2 ;;
@@ -43,9 +47,12 @@ through() {
     esac
 }
 
-have hoptell && exec hoptell "$@"
-have uvx && through uvx --quiet --from "$root" hoptell "$@"
-have pipx && through pipx run --spec "$root" hoptell "$@"
+have hoptell && exec hoptell "$command"
+# Out of its cache first: otherwise uvx asks the package index at every start, which takes
+# seconds, and fails without a network.
+through uvx --quiet --offline --from "$root"
+through uvx --quiet --from "$root"
+through pipx run --spec "$root"
 
 if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
     version=$(sed -n 's/.*"version": *"\([^"]*\)".*/\1/p' "$root/.claude-plugin/plugin.json")
@@ -57,8 +64,8 @@ if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
             break
         done
     fi
-    [ -f "$venv/complete" ] && exec "$venv/bin/python" -P -m hoptell "$@"
+    [ -f "$venv/complete" ] && exec "$venv/bin/python" -P -m hoptell "$command"
 fi
 
-echo "hoptell: found neither hoptell, uv, pipx nor Python 3.11 or newer: install one of them, for example with 'pipx install hoptell'" >&2
+echo "hoptell: it is not installed, and there is neither uv, pipx nor Python 3.11 or newer that could do it: install it yourself, for example with 'uv tool install \"$root\"'" >&2
 exit 1

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK = 1.0
 """Seconds after a notice was queued in which an idle session has begun to act on it: 0.2."""
 LOOK_INTERVAL = 8.0
+ALONE_WAIT = 12.0
+"""Seconds in which a session without a daemon has looked into its queue: 5 to 9."""
 MAX_LOOKS = 200
 """Half an hour; by then the reminders are over too."""
 QUEUE_TIMEOUT = 20.0
@@ -72,8 +74,9 @@ Act = Callable[[str, str], Awaitable[Any]]
 class CodexWake:
     """Wakes the Codex session whose thread the tool calls told.
 
-    `unread` says whether messages wait that nobody has read; `on_thread` is called when the
-    thread is known. `queue` and `start` are what is asked of Codex, for tests.
+    `unread` says whether messages wait that nobody has read; `on_change` is called when the
+    thread is known, and when `proven` has changed. `queue` and `start` are what is asked of
+    Codex, for tests.
     """
 
     def __init__(
@@ -83,13 +86,13 @@ class CodexWake:
         queue: Act | None = None,
         start: Act | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        on_thread: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._unread = unread
         self._queue = queue or _queue
         self._start = start or _start
         self._sleep = sleep
-        self._on_thread = on_thread
+        self._on_change = on_change
         self._thread: str | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stalled = False
@@ -101,8 +104,13 @@ class CodexWake:
 
     @property
     def stalled(self) -> bool:
-        """Whether what was queued has moved nobody to read: queued, not woken."""
-        self._stalled = self._stalled and self._unread()
+        """Whether what was queued has moved nobody to read: queued, not woken.
+
+        Asked after every tool call, so that it is over once all is read.
+        """
+        if self._stalled and not self._unread():
+            self._stalled = False
+            self._on_change()
         return self._stalled
 
     def learn(self, meta: object) -> None:
@@ -112,7 +120,7 @@ class CodexWake:
             return
         if thread != self._thread:
             self._thread = thread
-            self._on_thread()
+            self._on_change()
 
     async def announce(self, notice: Notice) -> None:
         """Queue the notice, and see to it that it does not stay in the queue.
@@ -141,16 +149,17 @@ class CodexWake:
             await self._sleep(LOOK_INTERVAL)
 
     async def _again(self, thread: str, notice: str) -> None:
-        await self._sleep(LOOK_INTERVAL)
+        await self._sleep(ALONE_WAIT)
         if not self._unread():
             return
         try:
             await self._queue(thread, notice)
         except NotWoken as error:
             logger.warning("%s", error)
-        await self._sleep(LOOK_INTERVAL)
+        await self._sleep(ALONE_WAIT)
         if self._unread():
             self._stalled = True
+            self._on_change()
             logger.warning("the notice is queued with Codex, but has not woken it")
 
     def close(self) -> None:

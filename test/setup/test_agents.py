@@ -237,8 +237,9 @@ def test_a_woken_claude_code_may_use_hoptells_tools_without_a_question(
     computer.install("claude")
     mine = {"permissions": {"allow": ["Bash(ls:*)"], "defaultMode": "plan"}}
     computer.write(".claude/settings.json", mine | {"enabledPlugins": {"hoptell@hoptell": plugin}})
-    apply("claude", machine)
+    shown = apply("claude", machine)
     rule = "mcp__plugin_hoptell_hoptell" if plugin else "mcp__hoptell"
+    assert f'"permissions": allow {rule}' in shown[-1]
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {"allow": ["Bash(ls:*)", rule], "defaultMode": "plan"}
     assert AGENTS["claude"].steps(machine, None) == []
@@ -253,6 +254,28 @@ def test_what_somebody_decided_about_hoptells_tools_stays(
     apply("claude", machine)
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {kind: ["mcp__hoptell"]}
+
+
+def test_codex_may_use_hoptells_tools_and_no_others_without_a_question(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = 'approval_policy = "untrusted"\n\n[mcp_servers.other]\ncommand = "x"\n'
+    computer.write(".codex/config.toml", mine)
+    (shown,) = apply("codex", machine)
+    assert 'default_tools_approval_mode = "approve"' in shown
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"].pop("hoptell")["default_tools_approval_mode"] == "approve"
+    assert after == tomllib.loads(mine)
+
+
+def test_what_somebody_decided_about_hoptells_tools_in_codex_stays(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = '[mcp_servers.hoptell]\ncommand = "x"\ndefault_tools_approval_mode = "prompt"\n'
+    computer.write(".codex/config.toml", mine)
+    apply("codex", machine)
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"]["hoptell"]["default_tools_approval_mode"] == "prompt"
 
 
 def test_a_name_for_claude_code_gives_way_to_that_of_the_session(
