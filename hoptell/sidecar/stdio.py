@@ -67,7 +67,7 @@ class Handover(Protocol):
         """The newline is written next. Must not block, nor let other threads run."""
 
     def stay(self) -> None:
-        """It could not be written, or nobody wants the answer any more."""
+        """It could not be written."""
 
     def done(self) -> None:
         """The answer has left the process."""
@@ -84,7 +84,7 @@ class Receipt:
 
     def __init__(self) -> None:
         self._handover: Handover | None = None
-        self._state: Literal["open", "leaving", "unwanted", "left", "lost"] = "open"
+        self._state: Literal["open", "left", "lost"] = "open"
         self._lock = threading.Lock()
 
     def carry(self, handover: Handover) -> None:
@@ -101,21 +101,20 @@ class Receipt:
         if self._state == "open":
             self._tell("prepare")
 
-    def leave(self) -> None:
-        """The newline is written next."""
-        with self._lock:
-            if self._state == "open" and self._handover is not None:
-                self._state = "leaving"
-                self._handover.leave()
+    def hand_over(self, write: Callable[[], bool]) -> bool:
+        """Write the newline, with `write`, which says whether it could.
 
-    def left(self, *, written: bool) -> None:
-        """The newline has been written, or cannot be."""
+        Held until what the answer took along is settled: a cancellation that comes meanwhile
+        waits, and so finds an answer that has left or one that has not, never one in between.
+        """
         with self._lock:
-            if self._state == "leaving" and written:
+            if self._state != "open" or self._handover is None:
+                return write()
+            self._handover.leave()
+            if written := write():
                 self._state = "left"
-                self._tell("done")
-            elif self._state in ("leaving", "unwanted"):
-                self._tell("stay")
+            self._tell("done" if written else "stay")
+            return written
 
     # On the event loop
 
@@ -132,8 +131,6 @@ class Receipt:
             if self._state == "open":
                 self._state = "lost"
                 self._tell("undo")
-            elif self._state == "leaving":
-                self._state = "unwanted"  # `lost` follows as soon as the writer is through
             elif self._state == "left":
                 self._state = "lost"
                 self._tell("recall")
@@ -323,9 +320,7 @@ class Wire:
         if written:
             item.receipt.prepare()
             self._wait_for_room()
-            item.receipt.leave()
-            written = self._write_all(item.data[-1:])
-            item.receipt.left(written=written)
+            written = item.receipt.hand_over(lambda: self._write_all(item.data[-1:]))
         return written
 
     def _wait_for_room(self) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -363,15 +364,22 @@ async def test_a_cancellation_while_the_answer_is_being_written_gives_back_at_on
     assert parcel.told == ["undo"]
 
 
-async def test_a_cancellation_in_the_last_instant_gives_back_when_the_newline_is_out() -> None:
+async def test_a_cancellation_in_the_last_instant_waits_and_gives_back_at_once() -> None:
+    """Whoever reads after it must find the messages, or see that they are on their way back."""
     receipt, parcel = Receipt(), Parcel()
     receipt.carry(parcel)
     receipt.prepare()
-    receipt.leave()
-    receipt.unwanted()
-    receipt.left(written=True)
-    receipt.lost()
-    assert parcel.told == ["prepare", "leave", "stay", "undo"]
+    cancelling = threading.Thread(target=receipt.unwanted)
+
+    def newline() -> bool:
+        cancelling.start()
+        cancelling.join(0.05)
+        parcel.told.append("newline")
+        return True
+
+    assert receipt.hand_over(newline)
+    await asyncio.to_thread(cancelling.join, 5)
+    assert parcel.told == ["prepare", "leave", "newline", "done", "recall"]
 
 
 async def test_it_is_known_when_the_handshake_is_over(client: Client) -> None:
