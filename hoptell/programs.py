@@ -11,6 +11,13 @@ SERVER = "hoptell"
 """What agents call our MCP server in their configurations."""
 PLUGIN = "hoptell"
 """Claude Code's plugin in this repository."""
+NO_CHANNELS = (
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+    "DISABLE_TELEMETRY",
+    "CLAUDE_CODE_USE_BEDROCK",
+    "CLAUDE_CODE_USE_VERTEX",
+)
+"""Variables with which Claude Code has no channels."""
 
 USUAL_FOLDERS = ("~/.local/bin", "~/.claude/local", "/opt/homebrew/bin", "/usr/local/bin")
 """Where programs are that a desktop's short PATH does not have."""

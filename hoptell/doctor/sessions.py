@@ -17,6 +17,7 @@ from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
 from hoptell.inbox_files import all_inboxes, folder_of, glance
 from hoptell.processes import Process
+from hoptell.programs import NO_CHANNELS
 from hoptell.settings import PeerSettings
 from hoptell.setup.agents.agent import Agent, Registration
 from hoptell.setup.agents.table import AGENTS
@@ -67,7 +68,7 @@ def _wake_problem(mode: str, machine: Machine) -> tuple[str, str] | None:
         case "channel":
             if machine.find("claude") is None:
                 return "the command `claude` is not here", "install Claude Code, or unset it"
-            if found := [name for name in _NO_CHANNELS if machine.environ.get(name, "").strip()]:
+            if found := [name for name in NO_CHANNELS if machine.environ.get(name, "").strip()]:
                 return (
                     f"{found[0]} is set, and Claude Code then has no channels",
                     f"unset {found[0]}",
@@ -79,14 +80,6 @@ def _wake_problem(mode: str, machine: Machine) -> tuple[str, str] | None:
             if machine.find("tmux") is None:
                 return "tmux is not installed", "install tmux, or unset it"
     return None
-
-
-_NO_CHANNELS = (
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
-    "DISABLE_TELEMETRY",
-    "CLAUDE_CODE_USE_BEDROCK",
-    "CLAUDE_CODE_USE_VERTEX",
-)
 
 
 # Sidecars and hooks ---------------------------------------------------------------------------

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK = 1.0
 """Seconds after a notice was queued in which an idle session has begun to act on it: 0.2."""
 LOOK_INTERVAL = 8.0
+READ_WAIT = 60.0
+"""Seconds that a model may take to read, once its turn has begun with the notice."""
 ALONE_WAIT = 12.0
 """Seconds in which a session without a daemon has looked into its queue: 5 to 9."""
 MAX_LOOKS = 200
@@ -141,6 +143,8 @@ class CodexWake:
                 return
             try:
                 if await self._start(thread, notice) is Queued.RAN:
+                    await self._sleep(READ_WAIT)
+                    self._stall_if_unread("the notice has reached Codex, but nobody has read")
                     return
             except NotWoken as error:
                 logger.info("%s", error)
@@ -157,10 +161,13 @@ class CodexWake:
         except NotWoken as error:
             logger.warning("%s", error)
         await self._sleep(ALONE_WAIT)
+        self._stall_if_unread("the notice is queued with Codex, but has not woken it")
+
+    def _stall_if_unread(self, why: str) -> None:
         if self._unread():
             self._stalled = True
             self._on_change()
-            logger.warning("the notice is queued with Codex, but has not woken it")
+            logger.warning(why)
 
     def close(self) -> None:
         """Look after the last notice no longer."""

@@ -77,6 +77,9 @@ async def run(streams: tuple[int, int], parent: int) -> None:
     await asyncio.wait([ending, serving], return_when=asyncio.FIRST_COMPLETED)
     _exit_soon()
     await session.close(serving)
+    for task in (ending, serving):
+        if task.done() and not task.cancelled():
+            task.result()  # raises why it could not go on
     ending.cancel()
 
 
@@ -151,7 +154,7 @@ class Session:
         await self._wire.flush(FLUSH_TIMEOUT)
         self._wire.abandon()
         await self._mailbox.all_returned()
-        for task in tasks:
+        for task in self._tasks:
             if task.done() and not task.cancelled() and (bug := task.exception()):
                 logger.error("the sidecar ended by a bug", exc_info=bug)
 

@@ -2,7 +2,7 @@
 
 A way counts as proven by what only a session that it wakes can have shown: a listener of this
 very Claude Code process has connected (hook); the process was started with channels for this
-server (channel); a tool call of Codex told its thread, and what was queued for it did not stay
+server, and nothing in its environment turns them off (channel); a tool call of Codex told its thread, and what was queued for it did not stay
 unread (codex). What is not proven is not shown to other peers.
 
 Beside Claude Code the hook can come at any time, so it is awaited in every mode but its own
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from hoptell import processes
 from hoptell.errors import HoptellError
+from hoptell.programs import NO_CHANNELS
 from hoptell.sidecar.codex import CodexWake
 from hoptell.sidecar.wake import Notice, Wake
 
@@ -197,7 +198,10 @@ def _sentence_on_tmux(home: Path | None, name: str) -> str:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             status = json.loads((home / "tmux" / name / "status.json").read_bytes())
             problem = None if status.get("connected") else status.get("problem")
-            runs = status.get("ended_at") is None and processes.of(int(status["pid"])) is not None
+            # By its start time too: its pid may be a stranger's by now.
+            injector = processes.parse(status["injector"])
+            ended = status.get("ended_at") is not None
+            runs = not ended and injector is not None and processes.is_alive(injector) is not False
     if not runs:
         return (
             "You should be woken by tmux, but no 'hoptell tmux' runs for you, so nothing reaches"
@@ -228,6 +232,10 @@ def _has_channel() -> bool:
 
     process = registry.claude_code()
     if process is None:
+        return False
+    # Ours is what Claude Code passes on, with what its settings add.
+    found = (registry.variable(process.pid, name) or os.environ.get(name) for name in NO_CHANNELS)
+    if any(value and value.strip() for value in found):
         return False
     plugin = "CLAUDE_PLUGIN_ROOT" in os.environ
     return claude.has_channel(registry.arguments(process.pid), plugin=plugin)

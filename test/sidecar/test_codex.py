@@ -123,8 +123,24 @@ async def test_a_busy_session_is_looked_after_until_the_notice_ran() -> None:
         await bench.time_passes()
     bench.state = Queued.RAN
     await bench.time_passes()
+    bench.unread = False
+    await bench.time_passes()
     assert len(bench.started) == 4 and bench.looks_no_more
     assert len(bench.queued) == 1 and not bench.wake.stalled
+
+
+async def test_a_turn_that_began_with_the_notice_and_read_nothing_was_not_woken() -> None:
+    bench = Bench()
+    bench.state = Queued.RAN
+    bench.wake.learn({"threadId": THREAD})
+    await bench.wake.announce(NOTICE)
+    await bench.time_passes()
+    assert not bench.wake.stalled, "the model may still come to it"
+    await bench.time_passes()
+    assert bench.wake.stalled and bench.told == [True, False]
+    assert bench.looks_no_more and len(bench.queued) == 1
+    bench.unread = False
+    assert bench.wake.proven
 
 
 async def test_without_a_daemon_an_unread_notice_is_queued_once_more_and_then_not_woken() -> None:

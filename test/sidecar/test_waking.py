@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from support.fake_claude import FakeClaude
 
+from hoptell import processes
 from hoptell.errors import HoptellError
+from hoptell.programs import NO_CHANNELS
 from hoptell.sidecar import registry as registry_module
 from hoptell.sidecar import waking as waking_module
 from hoptell.sidecar.claude import NotListening
@@ -148,6 +151,31 @@ async def test_channels_are_the_way_where_claude_code_has_them_and_no_hook(aroun
     assert around.channel.notices == [NOTICE]
 
 
+@linux
+@pytest.mark.parametrize("name", [None, *NO_CHANNELS])
+@pytest.mark.parametrize("inherited", [True, False])
+def test_channels_that_claude_codes_environment_turns_off_are_no_way(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, inherited: bool
+) -> None:
+    flag = ["--dangerously-load-development-channels", "server:hoptell"]
+    environment = {name: "1"} if name and not inherited else {}
+    for one in NO_CHANNELS:
+        monkeypatch.delenv(one, raising=False)
+    if name and inherited:  # Claude Code's settings say so, and it passes that on
+        monkeypatch.setenv(name, "1")
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()", *flag],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as claude:  # fmt: skip
+        assert claude.stdin is not None and claude.stdout is not None
+        claude.stdout.readline()
+        process = processes.of(claude.pid)
+        monkeypatch.setattr(registry_module, "claude_code", lambda: process)
+        assert waking_module._has_channel() is (name is None)
+        claude.stdin.write(b"\n")
+        claude.stdin.flush()
+
+
 async def test_beside_codex_the_first_tool_call_proves_the_way(around: Around) -> None:
     around.has(codex=True)
     async with around.waking() as waking:
@@ -166,7 +194,8 @@ async def test_beside_codex_the_first_tool_call_proves_the_way(around: Around) -
     [
         ({"connected": True, "problem": None}, "typed into this terminal"),
         ({"connected": False, "problem": "no relay answers"}, "not online: no relay answers"),
-        ({"pid": 0x7FFFFFFF, "connected": True}, "no 'hoptell tmux' runs for you"),
+        ({"injector": "another's", "connected": True}, "no 'hoptell tmux' runs for you"),
+        ({"injector": None, "connected": True}, "no 'hoptell tmux' runs for you"),
         ({"ended_at": 1.0, "connected": True}, "no 'hoptell tmux' runs for you"),
         (None, "'hoptell tmux me -- COMMAND'"),
         ("broken", "no 'hoptell tmux' runs for you"),
@@ -178,7 +207,10 @@ async def test_in_tmux_it_says_whether_somebody_types(
     folder = around.home / "tmux" / "me"
     folder.mkdir(parents=True)
     if isinstance(status, dict):
-        status = {"pid": os.getpid(), "ended_at": None} | status
+        injector = processes.current()
+        status = {"pid": os.getpid(), "injector": str(injector), "ended_at": None} | status
+        if status["injector"] == "another's":  # the pid is in use again
+            status["injector"] = str(injector._replace(started=injector.started - 1))
     if status is not None:
         (folder / "status.json").write_text(json.dumps(status))
     async with around.waking("tmux") as waking:
