@@ -249,26 +249,28 @@ async def test_a_waiting_call_finds_what_another_process_put_back(
 
 
 async def test_messages_that_another_process_stores_wake_a_waiting_call_at_once(
-    tmp_path: Path, wake: RecordingWake
+    tmp_path: Path, wake: RecordingWake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mailbox_module, "LOOK_INTERVAL", 1000.0)  # so no look finds them
     mailbox = Mailbox(wake, fed_by_others=True)
     await mailbox.use(tmp_path, NAME)
-    waiting = asyncio.create_task(mailbox.wait(5))
+    waiting = asyncio.create_task(mailbox.wait(1000))
     await asyncio.sleep(0.1)
     await asyncio.to_thread(Inbox(tmp_path, NAME).store, message())
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         assert text(await waiting) == ["hello"]
 
 
 async def test_two_calls_that_wait_for_another_process_do_not_keep_each_other_busy(
-    tmp_path: Path, wake: RecordingWake
+    tmp_path: Path, wake: RecordingWake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mailbox_module, "LOOK_INTERVAL", 1000.0)
     mailbox = Mailbox(wake, fed_by_others=True)
     await mailbox.use(tmp_path, NAME)
-    calls = [asyncio.create_task(mailbox.wait(5)) for _ in range(2)]
+    calls = [asyncio.create_task(mailbox.wait(1000)) for _ in range(2)]
     await asyncio.sleep(0.1)
     await asyncio.to_thread(Inbox(tmp_path, NAME).store, message())
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert done == {calls[1]}
     calls[0].cancel()
