@@ -121,6 +121,7 @@ class RelayClient:
         roles: list[str] | None = None,
         wake: str | None = None,
         transient: bool = False,
+        gives_way: Callable[[], bool] = lambda: False,
         send_timeout: float = SEND_TIMEOUT,
         silence_timeout: float = SILENCE_TIMEOUT,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -129,6 +130,8 @@ class RelayClient:
         """`name` and `roles` win over the settings; other peers are shown `wake`.
 
         A `transient` peer's name is not used again: the relay forgets it soon after it left.
+        `gives_way` is asked when another session has taken the name: if so, that ends this
+        client, which else comes back when the name is free.
 
         `sleep` and `uniform` make the pauses between attempts to connect.
         """
@@ -139,6 +142,7 @@ class RelayClient:
         self._roles = list(settings.roles) if roles is None else roles
         self._wake = wake
         self._transient = transient
+        self._gives_way = gives_way
         self._send_timeout = send_timeout
         self._silence_timeout = silence_timeout
         self._sleep = sleep
@@ -183,6 +187,11 @@ class RelayClient:
     def problem(self) -> str | None:
         """Why it is not connected now, in one sentence; None while it is."""
         return None if self.connected else str(self._end or self._why())
+
+    @property
+    def reason(self) -> Exception | None:
+        """The same as the error that it was, as far as it is known yet."""
+        return None if self.connected else self._end or self._problem
 
     async def wait_connected(self, timeout: float | None = None) -> None:
         """Return as soon as the relay has let this peer in.
@@ -343,6 +352,8 @@ class RelayClient:
                 await self._one_connection()
             except Replaced as problem:
                 self._arrived.clear()  # they go to the session that has the name now
+                if self._gives_way():
+                    raise
                 self._interrupt(problem)
                 await self._wait_for_the_name()
                 self._problem = None

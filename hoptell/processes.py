@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,14 @@ def of(pid: int) -> Process | None:
     """The process that has this pid now, in our own pid namespace; None if there is none."""
     started = _started(pid)
     return None if started is None else current()._replace(pid=pid, started=started)
+
+
+def began_at(process: Process) -> float:
+    """The Unix time at which a process of this boot began, to a tenth of a second."""
+    if sys.platform != "linux":
+        return process.started / 1000
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def is_alive(process: Process) -> bool | None:

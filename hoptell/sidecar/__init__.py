@@ -12,6 +12,7 @@ claude.py    Claude Code, by the listener of its hooks
 hook.py      that listener: `hoptell hook`
 registry.py  how listener and sidecar of one Claude Code session find each other
 codex.py     Codex, by its queue
+codex_daemon.py  what Codex's daemon tells of itself, and is asked to do
 presence.py  what a sidecar says of itself to the doctor
 session.py   puts them together for the life of one process
 """

@@ -87,9 +87,11 @@ class HookWake:
             self._listener.writer.close()
 
     def _close(self) -> None:
-        assert self._server is not None and self._registration is not None
+        if self._server is not None:
+            self._server.close()
+        if self._registration is None:
+            return
         self._registration.file.unlink(missing_ok=True)
-        self._server.close()
         socket = self._registration.socket
         socket.unlink(missing_ok=True)
         if socket.parent != self._registration.file.parent:

@@ -2,7 +2,7 @@
 
 An idle session starts a turn with the notice at once; a busy one gets it at the turn's end;
 an open approval stays open. Which thread is ours, every tool call tells (`_meta.threadId`);
-before the first one there is no way.
+before the first one, as after `/clear`, Codex's daemon may (codex_daemon.py), else there is no way.
 
 Exit code 0 proves no more than that the notice is queued. After the user has interrupted a
 turn the queue stands still, whatever else is queued, and nobody runs the queue of a thread
@@ -17,17 +17,19 @@ ancestors, is preferred to whatever PATH has, and gets the `CODEX_HOME` that Cod
 """
 
 import asyncio
-import json
 import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
-from enum import Enum
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hoptell import processes
 from hoptell.errors import HoptellError
 from hoptell.programs import USUAL_FOLDERS, codex_home, find_program, search_path
+from hoptell.sidecar import codex_daemon
+from hoptell.sidecar.codex_daemon import CONTROL_SOCKET, Queued
 from hoptell.sidecar.wake import Notice
 
 logger = logging.getLogger(__name__)
@@ -43,15 +45,14 @@ MAX_LOOKS = 200
 """Half an hour; by then the reminders are over too."""
 QUEUE_TIMEOUT = 20.0
 """Seconds that the command may take: a tenth, but 9 where Codex runs without its daemon."""
-CONTROL_TIMEOUT = 5.0
-CONTROL_SOCKET = Path("app-server-control", "app-server-control.sock")
-"""Where Codex's daemon listens, below CODEX_HOME."""
+FIND_WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before the daemon is asked for our thread, which it may still be starting."""
 
 _is_thread = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{7,63}", re.ASCII).fullmatch
 
 
 class NotWoken(HoptellError):
-    """The notice could not be queued or started, or there is no thread yet to queue it for."""
+    """The notice could not be queued, or there is no thread yet to queue it for."""
 
 
 class Codex(NamedTuple):
@@ -61,24 +62,16 @@ class Codex(NamedTuple):
     environment: dict[str, str]
 
 
-class Queued(Enum):
-    """What became of a notice in the queue."""
-
-    STARTED = "it stood still, and runs now"
-    LATER = "a turn runs or an approval is open: it is next"
-    RAN = "it is not in the queue any more"
-
-
 Act = Callable[[str, str], Awaitable[Any]]
-"""What is done with a thread and a notice; raises NotWoken."""
+"""What is done with a thread and a notice; raises HoptellError."""
 
 
 class CodexWake:
     """Wakes the Codex session whose thread the tool calls told.
 
     `unread` says whether messages wait that nobody has read; `on_change` is called when the
-    thread is known, and when `proven` has changed. `queue` and `start` are what is asked of
-    Codex, for tests.
+    thread is known, and when `proven` has changed. `queue`, `start` and `find_thread` are what is
+    asked of Codex, for tests.
     """
 
     def __init__(
@@ -87,16 +80,19 @@ class CodexWake:
         *,
         queue: Act | None = None,
         start: Act | None = None,
+        find_thread: Callable[[bool], Awaitable[str | None]] | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._unread = unread
         self._queue = queue or _queue
         self._start = start or _start
+        self._find_thread = find_thread or _find_thread
         self._sleep = sleep
         self._on_change = on_change
         self._thread: str | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
         self._stalled = False
 
     @property
@@ -118,11 +114,29 @@ class CodexWake:
     def learn(self, meta: object) -> None:
         """Take the thread from a tool call's `_meta`, if it has one."""
         thread = meta.get("threadId") if isinstance(meta, dict) else None
-        if not isinstance(thread, str) or not _is_thread(thread):
-            return
-        if thread != self._thread:
+        if isinstance(thread, str):
+            self._take(thread)
+
+    def _take(self, thread: str) -> None:
+        if _is_thread(thread) and thread != self._thread:
             self._thread = thread
             self._on_change()
+
+    def find(self) -> None:
+        """Begin to look for the thread where no tool call has told it."""
+        self._finding = asyncio.create_task(self._find())
+
+    async def _find(self) -> None:
+        for wait in FIND_WAITS:
+            await self._sleep(wait)
+            thread = None
+            with suppress(HoptellError):
+                thread = await self._find_thread(wait == FIND_WAITS[-1])
+            if self._thread is not None:  # a tool call has told it meanwhile
+                return
+            if thread is not None:
+                self._take(thread)
+                return
 
     async def announce(self, notice: Notice) -> None:
         """Queue the notice, and see to it that it does not stay in the queue.
@@ -132,7 +146,7 @@ class CodexWake:
         """
         if self._thread is None:
             raise NotWoken("Codex has not called a tool yet, so its thread is not known")
-        self.close()
+        self._look_no_more()
         await self._queue(self._thread, str(notice))
         self._looking = asyncio.create_task(self._look(self._thread, str(notice)))
 
@@ -146,7 +160,7 @@ class CodexWake:
                     await self._sleep(READ_WAIT)
                     self._stall_if_unread("the notice has reached Codex, but nobody has read")
                     return
-            except NotWoken as error:
+            except HoptellError as error:
                 logger.info("%s", error)
                 await self._again(thread, notice)
                 return
@@ -158,7 +172,7 @@ class CodexWake:
             return
         try:
             await self._queue(thread, notice)
-        except NotWoken as error:
+        except HoptellError as error:
             logger.warning("%s", error)
         await self._sleep(ALONE_WAIT)
         self._stall_if_unread("the notice is queued with Codex, but has not woken it")
@@ -170,7 +184,13 @@ class CodexWake:
             logger.warning(why)
 
     def close(self) -> None:
-        """Look after the last notice no longer."""
+        """Look after nothing any longer."""
+        self._look_no_more()
+        if self._finding is not None:
+            self._finding.cancel()
+            self._finding = None
+
+    def _look_no_more(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -193,7 +213,15 @@ async def _start(thread: str, notice: str) -> Queued:
     home = codex_home(codex.environment)
     if home is None:
         raise NotWoken("cannot look after Codex's queue: there is no home folder, set CODEX_HOME")
-    return await start_queued(home / CONTROL_SOCKET, thread, notice)
+    return await codex_daemon.start_queued(home / CONTROL_SOCKET, thread, notice)
+
+
+async def _find_thread(or_only: bool) -> str | None:
+    control = await asyncio.to_thread(daemon)
+    if control is None:
+        return None
+    began_at = processes.began_at(processes.current())
+    return await codex_daemon.thread_begun_at(control, began_at, or_only=or_only)
 
 
 async def run(codex: Codex, *arguments: str) -> None:
@@ -227,51 +255,40 @@ async def run(codex: Codex, *arguments: str) -> None:
         raise NotWoken(f"codex queue failed ({process.returncode}): {ascii(reason[0][:200])}")
 
 
-async def start_queued(control: Path, thread: str, notice: str) -> Queued:
-    """Ask Codex's daemon to start the notice, if it is still in the thread's queue.
+async def left_alone() -> None:
+    """Return once nobody is at Codex any more; where that cannot be seen, never."""
+    control = await asyncio.to_thread(daemon)
+    if control is None:
+        await asyncio.Event().wait()
+    else:
+        await codex_daemon.left_alone(control)
 
-    Raises:
-        NotWoken: there is no daemon, or it does not know how.
-    """
-    from websockets.asyncio.client import unix_connect
-    from websockets.exceptions import InvalidHandshake, WebSocketException
 
-    try:
-        async with (
-            asyncio.timeout(CONTROL_TIMEOUT),
-            unix_connect(str(control), "ws://localhost/", compression=None) as connection,
-        ):
+def daemon() -> Path | None:
+    """The control socket of Codex's daemon, if this process runs beneath that."""
+    if os.name != "posix":
+        return None
+    from hoptell.sidecar import registry
 
-            async def ask(method: str, **parameters: object) -> Any:
-                await connection.send(
-                    json.dumps({"id": method, "method": method, "params": parameters})
-                )
-                while True:
-                    answer = json.loads(await connection.recv())
-                    if answer.get("id") == method and "method" not in answer:
-                        return answer
+    beneath = process()
+    arguments = [] if beneath is None else registry.arguments(beneath.pid)
+    if "app-server" not in arguments or not any(one.startswith("unix:") for one in arguments):
+        return None
+    codex = find()
+    home = None if codex is None else codex_home(codex.environment)
+    return None if home is None else home / CONTROL_SOCKET
 
-            client = {"name": "hoptell", "version": "1"}
-            await ask("initialize", clientInfo=client, capabilities={"experimentalApi": True})
-            await connection.send(json.dumps({"method": "initialized"}))
-            listed = await ask("thread/queue/list", threadId=thread)
-            ours = [
-                entry["id"]
-                for entry in listed["result"]["data"]
-                if notice in (part.get("text") for part in entry["input"])
-            ]
-            if not ours:
-                return Queued.RAN
-            started = await ask("thread/queue/start", threadId=thread, queuedSubmissionId=ours[-1])
-    except (OSError, WebSocketException, InvalidHandshake) as error:
-        raise NotWoken(f"Codex's daemon cannot be asked: {type(error).__name__}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise NotWoken("Codex's daemon does not tell what is queued") from None
-    if "error" not in started:
-        return Queued.STARTED
-    if "active" in str(started["error"].get("message")):
-        return Queued.LATER
-    raise NotWoken("Codex's daemon does not start what is queued")
+
+def process(pid: int | None = None) -> processes.Process | None:
+    """The Codex that a process, by default this one, runs beneath."""
+    if os.name != "posix":
+        return None
+    from hoptell.sidecar import registry
+
+    for kin in registry.ancestors(pid):
+        if os.path.basename(kin.program).startswith("codex"):
+            return kin.process
+    return None
 
 
 def find() -> Codex | None:

@@ -11,11 +11,11 @@ in one sentence what is wrong.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from hoptell.client import RelayClient
-from hoptell.errors import HoptellError, LoginRefused, RelayUnreachable
+from hoptell.errors import HoptellError, LoginRefused, RelayUnreachable, Replaced
 from hoptell.frames import Ack, Mode, PeerInfo
 from hoptell.settings import PeerSettings, default_name
 from hoptell.sidecar.mailbox import Mailbox
@@ -35,7 +35,8 @@ class RelaySide:
     """This session's connection to the relay, made and kept by `run`.
 
     `settings` reads the settings, again whenever they could not be used. `wake` is shown to
-    other peers. `send_only`: another process is online under this name.
+    other peers. `adopt` is given the settings whenever they have been read, before they are used.
+    `superseded` says whether a session that took our name shall keep it, until a tool is called.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class RelaySide:
         mailbox: Mailbox,
         *,
         wake: str | None,
-        send_only: bool = False,
+        adopt: Callable[[PeerSettings], Awaitable[None]] | None = None,
+        superseded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._read_settings = settings
         self._mailbox = mailbox
         self._wake = wake
-        self._send_only = send_only
+        self._adopt = adopt
+        self._superseded = superseded
         self._settings: PeerSettings | None = None
         self._client: RelayClient | None = None
         self._problem: HoptellError = RelayUnreachable("hoptell is still starting: try again")
@@ -71,6 +74,12 @@ class RelaySide:
     def problem(self) -> str | None:
         """Why there is no connection now, in one sentence; None if there is one."""
         return str(self._problem) if self._client is None else self._client.problem
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another session is online under our name."""
+        problem = self._problem if self._client is None else self._client.reason
+        return isinstance(problem, Replaced)
 
     def show_wake(self, wake: str) -> None:
         """Let other peers see this wake mode from now on."""
@@ -146,9 +155,10 @@ class RelaySide:
         wait, longest = RETRY_WAITS
         while True:
             began_at = now()
-            self._wanted.clear()
             try:
                 self._settings = settings = self._read_settings()
+                if self._adopt is not None:
+                    await self._adopt(settings)
                 await self._mailbox.use(settings.home, self.name)
                 await self._serve(settings)
             except HoptellError as problem:
@@ -162,8 +172,15 @@ class RelaySide:
             wait = min(wait * 2, longest)
 
     async def _serve(self, settings: PeerSettings) -> None:
-        mode: Mode = "send" if self._send_only else "peer"
-        async with RelayClient(settings, name=self.name, mode=mode, wake=self._wake) as client:
+        # In tmux the injector is online under this name.
+        mode: Mode = "send" if settings.push == "tmux" else "peer"
+        async with RelayClient(
+            settings,
+            name=self.name,
+            mode=mode,
+            wake=self._wake,
+            gives_way=self._superseded,
+        ) as client:
             self._client = client
             self._tell()
             try:
@@ -179,24 +196,30 @@ class RelaySide:
         self._problem = problem
         self._mailbox.problem = problem
         self._failures += 1
+        self._wanted.clear()  # whoever wanted it until now is told of the failure
         self._tell()
 
     async def _pause(self, wait: float) -> None:
-        """Wait before the next attempt; after a refused login, until something has changed."""
+        """Wait before the next attempt; where that is in vain, until something has changed."""
         await asyncio.sleep(RETRY_WAITS[0])
         while not self._wanted.is_set():
             try:
                 async with asyncio.timeout(wait):
                     await self._wanted.wait()
             except TimeoutError:
-                if not isinstance(self._problem, LoginRefused) or self._settings_changed():
+                if not self._is_in_vain():
                     return
 
-    def _settings_changed(self) -> bool:
+    def _is_in_vain(self) -> bool:
         try:
-            return self._read_settings() != self._settings
+            match self._problem:
+                case LoginRefused():
+                    return self._read_settings() == self._settings
+                case Replaced():
+                    return self._superseded()
         except HoptellError:
-            return False
+            return True
+        return False
 
     def _tell(self) -> None:
         self._changed.set()

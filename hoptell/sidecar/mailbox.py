@@ -43,11 +43,21 @@ class Mailbox:
         inbox: set by `use`; until then every method that needs it raises `problem`.
         problem: why there is no inbox.
         fed_by_others: another process is online under this name and stores what arrives.
+
+    `has_given_way` says whether what arrives is another session's, so that a call that still
+    waits here must leave it.
     """
 
-    def __init__(self, wake: Wake, *, fed_by_others: bool = False) -> None:
+    def __init__(
+        self,
+        wake: Wake,
+        *,
+        fed_by_others: bool = False,
+        has_given_way: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.problem: HoptellError = ConfigurationError("hoptell is still starting: try again")
         self.fed_by_others = fed_by_others
+        self._has_given_way = has_given_way
         self.announcer = Announcer(wake, self.notice)
         self._inbox: Inbox | None = None
         self._in_use: tuple[Path, str] | None = None
@@ -129,7 +139,7 @@ class Mailbox:
         try:
             while True:
                 changed = self._changed  # before looking: what comes meanwhile sets it
-                newest = self._waiters[-1] is waiter
+                newest = self._waiters[-1] is waiter and not self._has_given_way()
                 if newest and (parcel := await self.take()) is not None:
                     return parcel
                 left = deadline - time.monotonic()

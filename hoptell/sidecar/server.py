@@ -274,6 +274,10 @@ class Tools:
         self._mailbox = mailbox
         self._tools = tools(descriptions)
 
+    def describe(self, descriptions: dict[str, str]) -> None:
+        """Show these descriptions from now on."""
+        self._tools = tools(descriptions)
+
     async def list_tools(
         self, ctx: Context, params: PaginatedRequestParams | None
     ) -> ListToolsResult:

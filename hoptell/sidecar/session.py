@@ -3,8 +3,9 @@
 It answers `initialize` before it does anything else: the relay is connected to afterwards, so
 that no slow or missing relay makes the client give up on the server.
 
-It ends when the client closes standard input, when its parent is gone, or on a signal, and
-within `EXIT_TIMEOUT` whatever hangs: a thread sees to that. What was claimed for an answer
+It ends when the client closes standard input, when its parent is gone, when nobody is at Codex
+any more, whose daemon goes on and would start us anew, or on a signal; and within `EXIT_TIMEOUT`
+whatever hangs: a thread sees to that. What was claimed for an answer
 that did not leave goes back to the inbox, and the name goes offline with the connection.
 """
 
@@ -21,15 +22,17 @@ from typing import Any, NoReturn
 
 from mcp.server.runner import serve_loop
 
+from hoptell import processes
 from hoptell.errors import HoptellError
 from hoptell.settings import PeerSettings, default_name, load_peer_settings, state_folder
-from hoptell.sidecar import texts
+from hoptell.sidecar import codex, texts
 from hoptell.sidecar.channel import CAPABILITY, ChannelWake
 from hoptell.sidecar.delivery import RelaySide
 from hoptell.sidecar.mailbox import Mailbox
-from hoptell.sidecar.presence import Presence
+from hoptell.sidecar.presence import Presence, sessions
 from hoptell.sidecar.server import Tools, server
 from hoptell.sidecar.stdio import Wire, claim_standard_streams
+from hoptell.sidecar.wake import Notice
 from hoptell.sidecar.waking import Waking
 
 logger = logging.getLogger(__name__)
@@ -73,40 +76,38 @@ async def run(streams: tuple[int, int], parent: int) -> None:
     session = Session(wire)
     ending = asyncio.create_task(_reason_to_end(parent))
     serving = asyncio.create_task(session.serve())
+    left = asyncio.create_task(codex.left_alone())
     wire.start()
-    await asyncio.wait([ending, serving], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([ending, serving, left], return_when=asyncio.FIRST_COMPLETED)
     _exit_soon()
     await session.close(serving)
-    for task in (ending, serving):
+    for task in (ending, serving, left):
         if task.done() and not task.cancelled():
             task.result()  # raises why it could not go on
-    ending.cancel()
+        task.cancel()
 
 
 class Session:
-    """The parts of one sidecar, put together for its client's `wire`."""
+    """The parts of one sidecar, put together for its client's `wire`.
+
+    It is also what the other parts are woken through: its own parts change when settings that
+    were broken are mended, or a refused name is changed.
+    """
 
     def __init__(self, wire: Wire) -> None:
-        settings, problem = _settings()
-        self._settings = settings
-        self._name = (settings and settings.name) or default_name()
-        self._home = settings.home if settings else _home()
-        push = settings.push if settings else None
-        in_tmux = push == "tmux"
-
         self._wire = wire
-        self._waking = Waking(
-            push,
-            self._home,
-            ChannelWake(wire),
-            name=self._name,
-            listen_command=texts.listen_command(self._name, self._home),
-            unread=self._unread,
-            on_change=self._waking_changed,
+        self._settings, problem = _settings()
+        self._channel: ChannelWake | None = ChannelWake(wire)
+        self._mailbox = Mailbox(self, has_given_way=self._has_given_way)
+        self._relay = RelaySide(
+            load_peer_settings,
+            self._mailbox,
+            wake=None,
+            adopt=self._adopt,
+            superseded=self._superseded,
         )
-        self._presence = Presence(self._home, self._name, self._waking)
-        self._mailbox = Mailbox(self._presence, fed_by_others=in_tmux)
-        self._relay = RelaySide(load_peer_settings, self._mailbox, wake=None, send_only=in_tmux)
+        self._tools: Tools  # made once it is known how the session is woken
+        self._build()
         self._tasks = [
             asyncio.create_task(_after(wire.handshaken, self._relay.run)),
             asyncio.create_task(_after(wire.initialized, self._mailbox.announcer.run)),
@@ -114,28 +115,91 @@ class Session:
         if problem is not None:
             self._mailbox.problem = problem
 
+    def _build(self) -> None:
+        """Make what depends on the settings."""
+        settings = self._settings
+        self._name = (settings and settings.name) or default_name()
+        self._home = settings.home if settings else _home()
+        self._mailbox.fed_by_others = settings is not None and settings.push == "tmux"
+        self._waking = Waking(
+            settings.push if settings else None,
+            self._home,
+            self._channel,
+            name=self._name,
+            listen_command=texts.listen_command(self._name, self._home),
+            unread=self._unread,
+            on_change=self._waking_changed,
+        )
+        self._presence = Presence(self._home, self._name, self._waking)
+
     async def serve(self) -> None:
         """Answer the client until it closes its end."""
         if self._settings is not None:
             with contextlib.suppress(HoptellError):  # the relay's side tries it again, and says so
                 await self._mailbox.use(self._settings.home, self._name)
-        async with self._waking:
-            self._relay.show_wake(self._waking.shown)
-            self._presence.update(self._waking.mode, self._waking.proven)
-            way = texts.way_of(self._waking.mode, self._name, self._home)
-            descriptions = texts.descriptions(self._name, way)
-            tools = Tools(self._relay, self._mailbox, descriptions, self._waking)
-            answering = server(tools, texts.instructions(self._name, way))
+        try:
+            await self._open()
+            name, way = self._words()
+            self._tools = Tools(self._relay, self._mailbox, texts.descriptions(name, way), self)
+            answering = server(self._tools, texts.instructions(name, way))
+            if not self._waking.has_channel:
+                self._channel = None  # it has to be declared now
             options = answering.create_initialization_options(
-                experimental_capabilities={CAPABILITY: {}} if self._waking.has_channel else None
+                experimental_capabilities={CAPABILITY: {}} if self._channel else None
             )
             await serve_loop(
                 answering, self._wire, self._wire, lifespan_state=None, init_options=options
             )
+        finally:
+            await self._waking.__aexit__(None, None, None)
+
+    async def _open(self) -> None:
+        """Begin to be woken, and show how."""
+        await self._waking.__aenter__()
+        self._waking_changed()
+
+    def _words(self) -> tuple[str | None, texts.Way]:
+        """Our name, if it is known, and how messages reach us."""
+        if self._settings is None:
+            return None, texts.NO_WAY
+        return self._name, texts.way_of(self._waking.mode, self._name, self._home)
+
+    async def _adopt(self, settings: PeerSettings) -> None:
+        """Live by these settings, which may be others than at the start."""
+        before, self._settings = self._settings, settings
+        if before is not None and (before.name, before.home, before.push) == (
+            settings.name,
+            settings.home,
+            settings.push,
+        ):
+            return
+        await self._waking.__aexit__(None, None, None)
+        self._presence.close()
+        self._build()
+        await self._open()
+        self._tools.describe(texts.descriptions(*self._words()))
+
+    def _superseded(self) -> bool:
+        """Whether a newer session of the same Codex has our name: `/clear` and `/new` begin one,
+        and the old one goes on where nobody looks.
+        """
+        ours, me = codex.process(), processes.current()
+        if ours is None or self._home is None:
+            return False
+        return any(
+            session.name == self._name
+            and process.started > me.started
+            and codex.process(process.pid) == ours
+            for process, session in sessions(self._home)
+        )
+
+    def _has_given_way(self) -> bool:
+        """Whether such a session is online in our place, and told of what waits."""
+        return self._relay.replaced and self._superseded()
 
     def _unread(self) -> bool:
         try:
-            return self._mailbox.inbox.waiting().count > 0
+            return not self._has_given_way() and self._mailbox.inbox.waiting().count > 0
         except HoptellError:
             return False
 
@@ -143,6 +207,24 @@ class Session:
         self._mailbox.announcer.retry()
         self._presence.update(self._waking.mode, self._waking.proven)
         self._relay.show_wake(self._waking.shown)
+
+    async def announce(self, notice: Notice) -> None:
+        """Tell the agent that messages wait; see `wake.Wake`."""
+        if self._has_given_way():
+            raise HoptellError(f"a newer session of the same Codex is {self._name}, and is told")
+        await self._presence.announce(notice)
+
+    def learn(self, meta: object) -> None:
+        """See `Waking.learn`; this and the next two are what the tools need (`server.Woken`)."""
+        self._waking.learn(meta)
+
+    def sentence(self) -> str:
+        """See `Waking.sentence`."""
+        return self._waking.sentence()
+
+    def hint(self) -> str | None:
+        """See `Waking.hint`."""
+        return self._waking.hint()
 
     async def close(self, serving: "asyncio.Task[None]") -> None:
         """Go offline; give back what no answer took along; let the last answers leave."""

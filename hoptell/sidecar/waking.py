@@ -2,12 +2,12 @@
 
 A way counts as proven by what only a session that it wakes can have shown: a listener of this
 very Claude Code process has connected (hook); the process was started with channels for this
-server, and nothing in its environment turns them off (channel); a tool call of Codex told its thread, and what was queued for it did not stay
-unread (codex). What is not proven is not shown to other peers.
+server, and nothing in its environment turns them off (channel); Codex's thread is known, and what
+was queued for it did not stay unread (codex). What is not proven is not shown to other peers.
 
 Beside Claude Code the hook can come at any time, so it is awaited in every mode but its own
-words are used only where it came in time. Beside Codex the first tool call proves the way;
-the instructions ask for it.
+words are used only where it came in time. Beside Codex its daemon may tell the thread; if not,
+the first tool call does, and the instructions ask for it.
 """
 
 import json
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from hoptell import processes
 from hoptell.errors import HoptellError
 from hoptell.programs import NO_CHANNELS
+from hoptell.sidecar import codex
 from hoptell.sidecar.codex import CodexWake
 from hoptell.sidecar.wake import Notice, Wake
 
@@ -36,21 +37,27 @@ HOOK_WAIT = 0.3
 handshake waits for it, and has to be answered within a second."""
 
 
+_CHANNEL_TOO_LATE = (
+    "You should be woken by channel, but hoptell's settings said so after the session had begun:"
+    " have your user start it anew."
+)
+
+
 class Waking:
     """Announces in the way that works in this session, and says which it is.
 
     An async context manager. `push` is HOPTELL_PUSH; `home` the state folder, where hooks find
-    this session, if there is one; `channel` is the way of that name, which needs the client's
-    wire; `name` is the peer's; `listen_command` waits on its inbox; `unread` says whether messages
-    wait; `on_change` is called when an announcement that failed may now succeed, or when `shown`
-    may have changed.
+    this session, if there is one; `channel` is the way of that name, if it can be or was declared
+    to the client; `name` is the peer's; `listen_command` waits on its inbox; `unread` says whether
+    messages wait; `on_change` is called when an announcement that failed may now succeed, or when
+    `shown` may have changed.
     """
 
     def __init__(
         self,
         push: str | None,
         home: Path | None,
-        channel: Wake,
+        channel: Wake | None,
         *,
         name: str,
         listen_command: str,
@@ -64,7 +71,7 @@ class Waking:
         self._channel: Wake | None = None
         self._hook: HookWake | None = None
         self._codex: CodexWake | None = None
-        if push == "channel" or (push is None and _has_channel()):
+        if channel and (push == "channel" or (push is None and _has_channel())):
             self._channel = channel
         if push in (None, "hook"):
             self._hook = _hook(home, name, on_change)
@@ -72,6 +79,8 @@ class Waking:
             self._codex = CodexWake(unread, on_change=on_change)
 
     async def __aenter__(self) -> Self:
+        if self._codex is not None:
+            self._codex.find()
         if self._hook is not None:
             try:
                 await self._hook.__aenter__()
@@ -113,7 +122,7 @@ class Waking:
             case "codex":
                 return self._codex is not None and self._codex.proven
             case "channel":
-                return _has_channel()
+                return self._channel is not None and _has_channel()
         return False
 
     @property
@@ -142,7 +151,9 @@ class Waking:
             await self._hook.announce(notice)
         elif mode == "hook":
             raise HoptellError("this session is to be woken by hook, but no Claude Code runs it")
-        elif mode == "channel" and self._channel is not None:
+        elif mode == "channel":
+            if self._channel is None:
+                raise HoptellError(_CHANNEL_TOO_LATE)
             await self._channel.announce(notice)
         elif mode == "codex" and self._codex is not None:
             await self._codex.announce(notice)
@@ -159,6 +170,8 @@ class Waking:
                 )
             case "channel", True:
                 return "You are woken by channel, proven: Claude Code was started with it."
+            case "channel", _ if self._channel is None:
+                return _CHANNEL_TOO_LATE
             case "channel", _:
                 return (
                     "You should be woken by channel, but that is not proven: Claude Code was not"
@@ -242,8 +255,4 @@ def _has_channel() -> bool:
 
 
 def _is_codex() -> bool:
-    if os.name != "posix":
-        return False
-    from hoptell.sidecar import registry
-
-    return any(os.path.basename(kin.program).startswith("codex") for kin in registry.ancestors())
+    return codex.process() is not None

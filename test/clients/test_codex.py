@@ -1,13 +1,18 @@
 """Codex, configured by the example: woken through its queue, not disturbed when not idle."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from clients.conftest import Relay
 from clients.lab import REPOSITORY, Pane, Site, eventually, hoptell_processes, write
 from clients.model import Model
 from clients.peer import Peer
 from clients.waking import is_online, notices, was_told, woken_after
+
+from hoptell.errors import HoptellError
+from hoptell.sidecar.presence import Session, sessions
 
 WAKE_LIMIT = 2.0
 ALONE_LIMIT = 15.0
@@ -159,8 +164,97 @@ def test_peers_see_how_it_is_woken_and_the_session_knows_that_it_is_proven(
     model.wait(was_told("proven"), since=since)
 
 
-def test_nothing_is_left_when_codex_and_its_daemon_end(codex: Pane, site: Site) -> None:
+def test_before_any_tool_call_it_wakes_already(site: Site, model: Model, peer: Peer) -> None:
+    configure(site)
+    site.start("codex")
+    assert eventually(lambda: is_online(peer, "codex"), timeout=20)
+    assert eventually(lambda: peer.peers()["codex"].wake == "codex")
+    assert woken_after(model, peer, "the first of all", to="codex") < WAKE_LIMIT
+
+
+def clear(pane: Pane, site: Site, peer: Peer) -> None:
+    """Begin a new conversation, and wait until it can be woken. The old one's sidecar stays."""
+    before = len(sidecars(site))
+    pane.submit("/clear")
+    assert eventually(lambda: len(sidecars(site)) == before + 1, timeout=20), pane.screen()
+    assert eventually(lambda: sidecars(site)[-1].proven, timeout=20), sidecars(site)
+    assert eventually(lambda: shown_twice(peer), timeout=20), pane.screen()
+
+
+def sidecars(site: Site) -> list[Session]:
+    """What the running ones say of themselves, the newest last."""
+    found = sessions(site.home / ".hoptell")
+    return [session for _, session in sorted(found, key=lambda one: one[0].started)]
+
+
+def shown_twice(peer: Peer) -> bool:
+    for _ in range(2):
+        codex = peer.peers()["codex"]
+        if not (codex.online and codex.wake == "codex"):
+            return False
+        time.sleep(1)
+    return True
+
+
+def test_after_clear_the_new_conversation_wakes_and_the_old_one_does_not(
+    codex: Pane, model: Model, peer: Peer, site: Site
+) -> None:
+    for number in range(3):
+        clear(codex, site, peer)
+        for part in "ab":
+            since = model.count()
+            woken_after(model, peer, f"text {number}{part}", to="codex")
+            asked = [one for one in model.seen(since) if notices(one)]
+            assert asked and not any(one.shows("mock: call list_peers") for one in asked)
+            assert codex.shows("hoptell.read_inbox")
+        time.sleep(1)
+
+
+def test_after_a_relay_restart_the_new_conversation_wakes(
+    codex: Pane, model: Model, peer: Peer, site: Site, relay: Relay
+) -> None:
+    clear(codex, site, peer)
+    relay.restart()
+    assert eventually(lambda: back_online(peer), timeout=40)
+    since = model.count()
+    woken_after(model, peer, "after the restart", to="codex")
+    asked = [one for one in model.seen(since) if notices(one)]
+    assert asked and not any(one.shows("mock: call list_peers") for one in asked)
+
+
+def back_online(peer: Peer) -> bool:
+    try:
+        return shown_twice(peer)
+    except HoptellError:
+        return False
+
+
+def test_nothing_is_left_when_codex_ends_and_a_message_waits_until_it_is_resumed(
+    codex: Pane, model: Model, peer: Peer, site: Site
+) -> None:
+    """Codex's daemon goes on."""
     assert hoptell_processes(site.home)
     codex.exit()
-    site.run("codex", "app-server", "daemon", "stop")
-    assert eventually(lambda: not hoptell_processes(site.home), timeout=10)
+    assert eventually(lambda: not hoptell_processes(site.home), timeout=30)
+    assert not is_online(peer, "codex")
+    since = model.count()
+    assert peer.send("codex", "while nobody was there").state == "queued"
+    found = re.search(r"codex resume (\S+)", codex.screen())
+    assert found, codex.screen()
+    assert model.count() == since
+    site.start("codex", "resume", found[1])
+    model.wait(was_told("while nobody was there"), since=since)
+    assert is_online(peer, "codex")
+
+
+def test_a_turn_that_goes_on_without_its_terminal_keeps_hoptell(
+    codex: Pane, model: Model, site: Site
+) -> None:
+    since = model.count()
+    codex.submit("mock: stream 15")
+    model.wait(lambda one: one.shows("mock: stream 15") > 0, since=since)
+    time.sleep(1)
+    codex.exit()
+    time.sleep(8)
+    assert hoptell_processes(site.home)
+    assert eventually(lambda: not hoptell_processes(site.home), timeout=40)

@@ -6,17 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, unix_serve
 
 from hoptell.sidecar import codex
-from hoptell.sidecar.codex import Codex, CodexWake, NotWoken, Queued, start_queued
+from hoptell.sidecar.codex import Codex, CodexWake, NotWoken
+from hoptell.sidecar.codex_daemon import Queued
 from hoptell.sidecar.wake import Notice, Sender
 
 NOTICE = Notice(1, (Sender("alice", "laptop"),))
@@ -34,10 +30,12 @@ class Bench:
         """Whether it was proven each time that a change was told."""
         self.state: Queued | NotWoken = Queued.STARTED
         self.failure: NotWoken | None = None
+        self.thread: str | None = None
+        """What the daemon tells."""
         self._sleeping: asyncio.Queue[asyncio.Event] = asyncio.Queue()
         self.wake = CodexWake(
             lambda: self.unread, queue=self._queue, start=self._start, sleep=self._sleep,
-            on_change=lambda: self.told.append(self.wake.proven),
+            find_thread=self._find_thread, on_change=lambda: self.told.append(self.wake.proven),
         )  # fmt: skip
 
     async def _queue(self, thread: str, message: str) -> None:
@@ -50,6 +48,9 @@ class Bench:
             raise self.state
         self.started.append((thread, message))
         return self.state
+
+    async def _find_thread(self, or_only: bool) -> str | None:
+        return self.thread
 
     async def _sleep(self, seconds: float) -> None:
         over = asyncio.Event()
@@ -80,6 +81,30 @@ async def test_the_notice_is_queued_for_the_thread_that_the_last_tool_call_told(
     assert bench.wake.proven
     await bench.wake.announce(NOTICE)
     assert bench.queued == [(THREAD, str(NOTICE))]
+    bench.wake.close()
+
+
+async def test_a_thread_that_the_daemon_tells_needs_no_tool_call() -> None:
+    bench = Bench()
+    bench.wake.find()
+    await bench.time_passes()
+    assert not bench.wake.proven, "it is still starting"
+    bench.thread = THREAD
+    await bench.time_passes()
+    assert bench.wake.proven and bench.told == [True] and bench.looks_no_more
+    await bench.wake.announce(NOTICE)
+    assert bench.queued == [(THREAD, str(NOTICE))]
+    bench.wake.close()
+
+
+async def test_what_a_tool_call_told_counts_more_than_what_the_daemon_tells() -> None:
+    bench = Bench()
+    bench.thread = "0" * 36
+    bench.wake.find()
+    bench.wake.learn({"threadId": THREAD})
+    await bench.time_passes()
+    await bench.wake.announce(NOTICE)
+    assert bench.queued == [(THREAD, str(NOTICE))] and bench.told == [True]
     bench.wake.close()
 
 
@@ -191,63 +216,6 @@ async def test_a_queue_that_fails_is_an_announcement_that_failed() -> None:
     bench.failure = NotWoken("no")
     with pytest.raises(NotWoken):
         await bench.wake.announce(NOTICE)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ht-") as folder:
-        yield Path(folder)
-
-
-def entry(number: int, text: str) -> dict[str, object]:
-    return {"id": f"q{number}", "input": [{"type": "text", "text": text}]}
-
-
-@asynccontextmanager
-async def daemon(socket: Path, queue: object, start: object) -> AsyncIterator[list[Any]]:
-    """Codex's daemon as far as we use it; yields what it was asked to start."""
-    asked: list[Any] = []
-
-    async def serve(connection: ServerConnection) -> None:
-        async for frame in connection:
-            request = json.loads(frame)
-            if request["method"] == "initialized":
-                continue
-            await connection.send(json.dumps({"method": "some/news", "params": {}}))
-            answers = {"initialize": {"result": {}}, "thread/queue/list": queue}
-            if request["method"] == "thread/queue/start":
-                asked.append(request["params"])
-            answer = answers.get(request["method"], start)
-            await connection.send(json.dumps({"id": request["id"], **answer}))  # type: ignore[dict-item]
-
-    async with unix_serve(serve, str(socket)):
-        yield asked
-
-
-async def test_only_our_own_notice_is_started(folder: Path) -> None:
-    queue = {"result": {"data": [entry(1, "the user's"), entry(2, "ours"), entry(3, "more")]}}
-    async with daemon(folder / "s", queue, {"result": {"turn": {}}}) as asked:
-        assert await start_queued(folder / "s", THREAD, "ours") is Queued.STARTED
-        assert await start_queued(folder / "s", THREAD, "not there") is Queued.RAN
-    assert asked == [{"threadId": THREAD, "queuedSubmissionId": "q2"}]
-
-
-async def test_a_running_turn_and_an_open_approval_are_not_disturbed(folder: Path) -> None:
-    queue = {"result": {"data": [entry(1, "ours")]}}
-    busy = {"error": {"code": -32600, "message": "thread already has an active or pending turn"}}
-    async with daemon(folder / "s", queue, busy):
-        assert await start_queued(folder / "s", THREAD, "ours") is Queued.LATER
-
-
-@pytest.mark.parametrize(
-    "queue", [{"error": {"message": "unknown method"}}, {"result": []}, {"result": {"data": [7]}}]
-)
-async def test_a_daemon_that_answers_otherwise_is_no_way(folder: Path, queue: object) -> None:
-    async with daemon(folder / "s", queue, {"error": {"message": "not loaded"}}):
-        with pytest.raises(NotWoken):
-            await start_queued(folder / "s", THREAD, "ours")
-    with pytest.raises(NotWoken, match="FileNotFoundError"):
-        await start_queued(folder / "missing", THREAD, "ours")
 
 
 def script(file: Path, body: str) -> Codex:

@@ -40,11 +40,11 @@ async def relay() -> AsyncIterator[RunningRelay]:
 class Sidecar:
     """A running RelaySide, its mailbox, and the settings that it finds."""
 
-    def __init__(self, settings: PeerSettings | HoptellError, *, send_only: bool = False) -> None:
+    def __init__(self, settings: PeerSettings | HoptellError) -> None:
         self.settings = settings
         self.readings = 0
         self.mailbox = Mailbox(Silent())
-        self.side = RelaySide(self._read, self.mailbox, wake="poll", send_only=send_only)
+        self.side = RelaySide(self._read, self.mailbox, wake="poll")
 
     def _read(self) -> PeerSettings:
         self.readings += 1
@@ -54,10 +54,8 @@ class Sidecar:
 
 
 @contextlib.asynccontextmanager
-async def running(
-    settings: PeerSettings | HoptellError, *, send_only: bool = False
-) -> AsyncIterator[Sidecar]:
-    sidecar = Sidecar(settings, send_only=send_only)
+async def running(settings: PeerSettings | HoptellError) -> AsyncIterator[Sidecar]:
+    sidecar = Sidecar(settings)
     task = asyncio.create_task(sidecar.side.run())
     try:
         async with asyncio.timeout(10):
@@ -164,7 +162,7 @@ async def test_where_another_process_is_online_it_only_sends(
 ) -> None:
     injector = await relay.login("alice")
     bob = await relay.login("bob")
-    async with running(alice(relay, tmp_path), send_only=True) as sidecar:
+    async with running(alice(relay, tmp_path, push="tmux")) as sidecar:
         sending = asyncio.create_task(sidecar.side.send("bob", "hello"))
         message = await bob.receive_type("message")
         assert (message["from"], message.get("noReply")) == ("alice", None)

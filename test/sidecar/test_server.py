@@ -88,8 +88,7 @@ class Session:
     def take_along(self) -> None:
         """The last answer has left."""
         self.receipt.prepare()
-        self.receipt.leave()
-        self.receipt.left(written=True)
+        self.receipt.hand_over(lambda: True)
 
     async def report_progress(
         self, progress: float, total: float | None, message: str | None

@@ -24,6 +24,7 @@ from support.sidecar import COMMAND, RawSidecar, raw_sidecar, text_of, texts_in,
 
 from hoptell import processes
 from hoptell.inbox import Inbox
+from hoptell.sidecar.presence import sessions
 
 START_TIMEOUT = 5.0
 """Seconds for starting Python on a busy machine; what is measured begins after it."""
@@ -238,6 +239,58 @@ async def test_a_settings_file_that_is_written_later_is_found(
         while (result := await sidecar.result("list_peers")).get("isError"):
             await asyncio.sleep(0.1)
         assert 'You are "alice"' in text_of(result)
+
+
+async def test_it_lives_by_the_settings_that_were_mended(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
+    env = environment(tmp_path, HOPTELL_NAME="")
+    broken = "HOPTELL_ROLES=all\n"
+    write_settings(tmp_path, relay, broken)
+    async with raw_sidecar(env) as sidecar:
+        told = await sidecar.handshake()
+        assert "settings cannot be used" in told["instructions"]
+        assert 'You are "' not in told["instructions"] + str(await sidecar.request("tools/list"))
+        assert (await sidecar.result("list_peers"))["isError"]
+        write_settings(tmp_path, relay, "HOPTELL_NAME=carol\n")
+        await online(relay, "carol")
+        said = await sidecar.call("list_peers")
+        assert 'You are "carol"' in said and "listen carol" in said
+        assert 'You are "carol"' in str(await sidecar.request("tools/list"))
+        (session,) = (name for _, name in sessions(tmp_path / ".hoptell"))
+        assert (session.name, session.mode) == ("carol", "listener")
+
+
+async def test_a_session_that_learns_late_of_its_injector_does_not_take_its_name(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
+    write_settings(tmp_path, relay, "HOPTELL_ROLES=all\n")
+    injector = await relay.login("alice")
+    async with raw_sidecar(environment(tmp_path)) as sidecar:
+        await sidecar.handshake()
+        assert (await sidecar.result("list_peers"))["isError"]
+        write_settings(tmp_path, relay, "HOPTELL_PUSH=tmux\n")
+        while (result := await sidecar.result("list_peers")).get("isError"):
+            await asyncio.sleep(0.1)
+        assert "no 'hoptell tmux' runs for you" in text_of(result)
+        waiting = await sidecar.start_tool("wait_for_message", timeout_seconds=1500)
+        await sidecar.request("ping")
+        await asyncio.to_thread(Inbox(tmp_path / ".hoptell", "alice").store, message())
+        assert await waiting.text()
+        assert (await injector.ask(type="list", id=1))["type"] == "peers", "it is still online"
+
+
+async def test_a_channel_that_was_not_declared_is_not_used(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
+    write_settings(tmp_path, relay, "HOPTELL_ROLES=all\n")
+    async with raw_sidecar(environment(tmp_path)) as sidecar:
+        await sidecar.handshake()
+        write_settings(tmp_path, relay, "HOPTELL_PUSH=channel\n")
+        await send(relay, "hello")
+        assert "start it anew" in await sidecar.call("list_peers")
+        assert texts_in(await sidecar.call("read_inbox")) == ["hello"]
+        assert sidecar.notifications.empty()
 
 
 def write_settings(home: Path, relay: RunningRelay, more: str = "") -> None:
