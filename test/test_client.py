@@ -707,6 +707,20 @@ async def test_a_replaced_client_returns_only_once_the_name_is_free(
     assert pauses.asked == [2, 4, 8, 16, 32, 60, 60, 60]
 
 
+async def test_a_replaced_client_that_gives_way_is_over(
+    relay: ScriptedRelay, pauses: Pauses
+) -> None:
+    async with RelayClient(relay.settings(), gives_way=lambda: True, sleep=pauses.sleep) as client:
+        session = await relay.accept()
+        await client.wait_connected()
+        assert client.reason is None
+        await session.close(4004, "a newer connection took the name bob")
+        with pytest.raises(Replaced):
+            await anext(client)
+        assert isinstance(client.reason, Replaced)
+    assert pauses.asked == []
+
+
 async def test_a_replaced_client_says_so_at_once(relay: ScriptedRelay, pauses: Pauses) -> None:
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         session = await relay.accept()

@@ -141,7 +141,7 @@ def _how_to_prove(mode: str) -> str:
             return "hoptell init --apply claude, and start the session anew"
         case "channel":
             return "start Claude Code with --dangerously-load-development-channels server:hoptell"
-    return "have the agent call one of hoptell's tools once"
+    return "have the agent call one of hoptell's tools once, or start Codex with its daemon"
 
 
 def hooks(settings: PeerSettings) -> Iterator[Line]:

@@ -113,6 +113,33 @@ async def test_what_cannot_be_stored_is_not_confirmed_and_comes_again(
         assert parcel is not None and texts_in(parcel.text) == ["hello"]
 
 
+async def test_a_session_that_was_superseded_comes_back_only_for_a_tool_call(
+    relay: RunningRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RETRY_WAITS", (0.01, 0.01))
+    async with running(alice(relay, tmp_path)) as sidecar:
+        asked: list[bool] = []
+        looked = asyncio.Event()
+
+        def superseded() -> bool:
+            asked.append(True)
+            if len(asked) > 5:
+                looked.set()
+            return True
+
+        sidecar.side._superseded = superseded
+        await sidecar.side.connected()  # a tool call of before is none of after
+        assert not sidecar.side.replaced
+        newer = await relay.login("alice")
+        await looked.wait()
+        assert sidecar.side.replaced
+        assert (await newer.ask(type="list", id=1))["type"] == "peers", "it is still online"
+        with contextlib.suppress(HoptellError):
+            await sidecar.side.connected()
+        await sidecar.side.connected()
+        assert not sidecar.side.replaced
+
+
 async def test_a_tool_that_a_broken_inbox_cut_off_names_the_inbox(
     relay: RunningRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,24 @@ async def test_a_waiting_call_finds_what_another_process_put_back(
     assert text(await soon(waiting)) == ["hello"]
 
 
+async def test_a_call_that_waits_in_a_session_that_has_given_way_leaves_what_comes(
+    tmp_path: Path, wake: RecordingWake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox_module, "LOOK_INTERVAL", 0.01)
+    looks = 0
+
+    def has_given_way() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks < 5
+
+    mailbox = Mailbox(wake, has_given_way=has_given_way)
+    await mailbox.use(tmp_path, NAME)
+    await asyncio.to_thread(Inbox(tmp_path, NAME).store, message())
+    assert text(await mailbox.wait(1000)) == ["hello"]
+    assert looks == 5
+
+
 async def test_messages_that_another_process_stores_wake_a_waiting_call_at_once(
     tmp_path: Path, wake: RecordingWake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """One sidecar as a process, from its start to its end, over its real standard input and output."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -332,6 +333,40 @@ async def test_a_name_that_another_session_took_is_said(
         while not (result := await sidecar.result("list_peers")).get("isError"):
             await asyncio.sleep(0.02)
         assert "another session went online as alice" in text_of(result).lower()
+
+
+async def test_of_two_sessions_of_one_codex_only_the_newer_hears_of_messages(
+    relay: RunningRelay, alice: dict[str, str]
+) -> None:
+    """After `/clear` Codex goes on with the old one, which nobody sees."""
+    code = f"""
+import os
+from hoptell import processes
+from hoptell.sidecar import codex, mailbox
+from hoptell.sidecar.session import main
+
+mailbox.LOOK_INTERVAL = 0.05
+codex.process = lambda pid=None: processes.of({os.getpid()})
+main(os.getppid())
+"""
+    command = (sys.executable, "-c", code)
+    env = {**alice, "HOPTELL_PUSH": "channel"}
+    async with contextlib.AsyncExitStack() as stack:
+        older = await stack.enter_async_context(raw_sidecar(env, *command))
+        await older.handshake()
+        await older.call("list_peers")
+        waiting = await older.start_tool("wait_for_message", timeout_seconds=1500)
+        await older.request("ping")
+        newer = await stack.enter_async_context(raw_sidecar(env, *command))
+        await newer.handshake()
+        await newer.call("list_peers")
+        while "another session went online" not in older.stderr:
+            await asyncio.sleep(0.02)
+        await send(relay, "hello")
+        assert (await newer.notification())["params"]["meta"]["count"] == "1"
+        await asyncio.sleep(0.2)  # in which the older one looks several times
+        assert not waiting.reply.done() and older.notifications.empty()
+        assert texts_in(await newer.call("read_inbox")) == ["hello"]
 
 
 # Messages ------------------------------------------------------------------------------------
