@@ -76,6 +76,15 @@ def read_settings_file(file: Path) -> dict[str, str]:
     return _values_in(_text_of(file), file)
 
 
+def is_open_to_others(file: Path) -> bool:
+    """Whether other users of this machine may read a settings file, as far as its mode tells.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    return os.name == "posix" and bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
+
+
 def _text_of(file: Path) -> str:
     try:
         with file.open(encoding="utf-8", newline="") as stream:
