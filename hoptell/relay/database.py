@@ -59,7 +59,7 @@ WAL_SIZE_LIMIT = 4 * 1024 * 1024
 """Bytes that the write-ahead log keeps after a checkpoint."""
 
 _WRITABLE = "make it and its folder writable for this user, or give another file"
-_ROOM = "make room on its disk; it is sound, and moving it would lose what waits in it"
+_ROOM = "make room on its disk; do not move it, or what waits in it is lost"
 _FAILING = "see whether its disk is full or failing; the file itself may be sound"
 _DAMAGED = "repair it, or move it and the files beside it away: what waits in it is lost then"
 _ADVICE: dict[int | None, str] = {

@@ -271,9 +271,20 @@ async def test_the_journal_is_closed_while_connections_still_are(file):
 # As a process
 
 
-def start_fails(folder: Path, file: Path) -> str:
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare"
+)
+
+
+def with_mounts(script: str, folder: Path) -> list[str]:
+    """What to put before a command that is to see what `script` mounts on `folder`, `$0`."""
+    return ["unshare", "-m", "sh", "-c", f'{script} && exec "$@"', str(folder)]
+
+
+def start_fails(folder: Path, file: Path, *before: str) -> str:
     """The one line with which a relay on this journal gives up."""
     command = [sys.executable, "-m", "hoptell", "relay", "--port", "0", "--journal", str(file)]
+    command = [*before, *command]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HOPTELL_TOKEN": "t" * 20}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -298,6 +309,36 @@ def test_a_damaged_journal_is_explained_and_left_as_it_is(tmp_path):
     assert file.read_bytes() == b"not a database" * 1000
 
 
+@needs_mounts
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_journal_on_a_read_only_disk_is_explained_and_left_as_it_is(tmp_path, made_before):
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    file = folder / "journal"
+    if made_before:
+        Store(file, key_lifetime=600).close()
+        file.with_name("journal.lock").touch()
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
+    line = start_fails(tmp_path, file, *with_mounts(mount, folder))
+    assert "Read-only file system" in line and "make it and its folder writable" in line
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@needs_mounts
+def test_a_journal_on_a_full_disk_is_not_to_be_moved(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    kept = tmp_path / "kept"
+    Store(kept, key_lifetime=600).close()
+    mount = (
+        'mount -t tmpfs -o size=1m tmpfs "$0" && cp "$0"/../kept "$0"/journal'
+        ' && (cat /dev/zero > "$0"/ballast 2> /dev/null; true)'
+    )
+    line = start_fails(tmp_path, small / "journal", *with_mounts(mount, small))
+    assert "make room on its disk" in line and "move it" not in line
+
+
 def test_a_relay_says_once_whether_it_keeps_messages(tmp_path):
     with relay_process(tmp_path) as relay:
         assert "memory" in relay.wait_for("memory only")
@@ -306,16 +347,12 @@ def test_a_relay_says_once_whether_it_keeps_messages(tmp_path):
         assert not [line for line in relay.lines() if "memory only" in line]
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare"
-)
+@needs_mounts
 async def test_a_real_full_disk_refuses_messages_and_the_relay_recovers(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
-    script = (
-        'mount -t tmpfs -o size=8m tmpfs "$0" && head -c 6m /dev/zero > "$0/ballast" && exec "$@"'
-    )
-    command = ["unshare", "-m", "sh", "-c", script, str(small), sys.executable, "-m", "hoptell"]
+    script = 'mount -t tmpfs -o size=8m tmpfs "$0" && head -c 6m /dev/zero > "$0/ballast"'
+    command = [*with_mounts(script, small), sys.executable, "-m", "hoptell"]
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
