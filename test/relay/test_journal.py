@@ -432,7 +432,6 @@ def test_what_is_wrong_with_a_damaged_file_is_one_line(file):
         "UPDATE deliveries SET id = 5, peer = x'00'",
         "UPDATE deliveries SET message = 999",
         "DELETE FROM messages",
-        "INSERT INTO deliveries SELECT 999, id, message, peer FROM deliveries",
     ],
 )
 def test_values_that_hoptell_would_not_have_written_are_explained(file, change):
@@ -600,6 +599,17 @@ def test_only_a_damaged_journal_is_to_be_moved(file, problem, advice):
     sentence = str(unusable(file, error))
     assert advice in sentence
     assert ("lost then" in sentence) == (advice == "move it")
+
+
+def test_a_file_that_sqlite_cannot_write_is_explained_at_the_start(file, monkeypatch):
+    Relay(file).end()
+    connect = sqlite3.connect
+
+    def read_only(*_: object, **options: object) -> sqlite3.Connection:
+        return connect(f"file:{file}?mode=ro&immutable=1", **{**options, "uri": True})
+
+    monkeypatch.setattr(database.sqlite3, "connect", read_only)
+    assert "readonly database): make it and its folder writable" in refused(file)
 
 
 @pytest.mark.parametrize("failing", ["open", "pwrite"])
