@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hoptell import frames, processes
+from hoptell import frames
 from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
+from hoptell.inbox_files import all_inboxes, folder_of, glance
 from hoptell.processes import Process
 from hoptell.settings import PeerSettings
 from hoptell.setup.agents import AGENTS, Agent, Registration
@@ -136,39 +137,26 @@ def _how_to_prove(mode: str) -> str:
 
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
-    folder = settings.home / "run"
-    listeners, waiting = {}, set()
-    for entry in _names(folder):
-        kind, _, rest = entry.partition(".")
-        claude = processes.parse(rest.partition(".")[0])
-        if claude is None or processes.is_alive(claude) is False:
+    try:
+        from hoptell.sidecar.registry import meetings
+    except ImportError:  # a system without file locks
+        found = []
+    else:
+        found = meetings(settings.home)
+    for claude, listener, since, _ in found:
+        if listener is not None:
+            age = span(time.time() - since)
+            said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {age}"
+            yield Line("hooks", "ok", said)
             continue
-        if kind == "listener" and (listener := _listener(folder / entry)) is not None:
-            listeners[claude] = listener, _age(folder / entry)
-        if kind == "sidecar":
-            sidecar = processes.parse(rest.partition(".")[2])
-            if sidecar is not None and processes.is_alive(sidecar) is not False:
-                waiting.add(claude)
-    for claude, (listener, age) in listeners.items():
-        said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {span(age)}"
-        yield Line("hooks", "ok", said)
-    for claude in waiting - listeners.keys():
         yield Line(
             "hooks",
             "warn",
             f"nothing listens for Claude Code, pid {claude.pid}, so it cannot be woken by its hook",
             "it starts at the next prompt if `hoptell init --apply claude` was run",
         )
-    if not listeners and not waiting:
+    if not found:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
-
-
-def _listener(file: Path) -> Process | None:
-    with suppress(OSError, UnicodeDecodeError):
-        listener = processes.parse(file.read_text())
-        if listener is not None and processes.is_alive(listener) is not False:
-            return listener
-    return None
 
 
 # Inboxes --------------------------------------------------------------------------------------
@@ -176,34 +164,34 @@ def _listener(file: Path) -> Process | None:
 
 def inboxes(settings: PeerSettings, typed: set[str]) -> Iterator[Line]:
     """Each inbox of this machine; `typed` are the peers whose messages hoptell tmux types."""
-    root = settings.home / "inbox"
     sidecars = {session.name: session for _, session in sessions(settings.home)}
-    names = [name for name in _names(root) if (root / name).is_dir()]
-    for name in names:
-        yield from _inbox(root / name, name, sidecars.get(name), name in typed)
-    if not names:
+    folders = all_inboxes(settings.home)
+    for folder in folders:
+        yield from _inbox(folder, sidecars.get(folder.name), folder.name in typed)
+    if not folders:
+        root = folder_of(settings.home)
         yield Line("inbox", "info", f"nothing has arrived on this machine yet ({root})")
 
 
-def _inbox(folder: Path, name: str, session: Session | None, is_typed: bool) -> Iterator[Line]:
+def _inbox(folder: Path, session: Session | None, is_typed: bool) -> Iterator[Line]:
+    name = folder.name
     if (problem := _unsafe(folder)) is not None:
         yield Line("inbox", "fail", problem[0], problem[1], about=name)
         return
-    bad = len(_names(folder / "bad"))
-    if bad:
+    seen = glance(folder)
+    if seen.bad:
+        count = f"{seen.bad} {'file' if seen.bad == 1 else 'files'}"
         yield Line(
             "inbox",
             "warn",
-            f"{bad} {'file' if bad == 1 else 'files'} in {folder / 'bad'} could not be read",
+            f"{count} in {seen.bad_folder} could not be read",
             "look at them, and remove them",
             about=name,
         )
-    files = [folder / entry for entry in _names(folder) if entry.endswith(".json")]
-    stored = sorted(at for file in files if (at := _stored_at(file)) is not None)
-    if not stored:
+    if not seen.stored_at:
         yield Line("inbox", "ok", "nothing waits", about=name)
     else:
-        yield _waiting(name, stored, session, is_typed)
+        yield _waiting(name, seen.stored_at, session, is_typed)
 
 
 def _waiting(name: str, stored: list[float], session: Session | None, is_typed: bool) -> Line:
@@ -335,24 +323,3 @@ def _can_start(program: str, machine: Machine) -> bool:
     if os.path.isabs(program):
         return os.access(program, os.X_OK)
     return machine.find(program) is not None
-
-
-# Files ----------------------------------------------------------------------------------------
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _stored_at(file: Path) -> float | None:
-    try:
-        return os.lstat(file).st_mtime
-    except OSError:
-        return None
-
-
-def _age(file: Path) -> float:
-    return time.time() - (_stored_at(file) or time.time())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hoptell import files
 from hoptell.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def replace(file: Path, text: str, *, mode: int | None = None) -> Path | None:
             mode = 0o600 if before is None else before[1]
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        _create(temporary, text.encode(), mode)
+        files.write(temporary, text.encode(), new=True, sync=True)
+        if mode != 0o600:
+            os.chmod(temporary, mode)
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -78,20 +81,10 @@ def _existing(file: Path) -> tuple[bytes, int] | None:
 def _back_up(file: Path, content: bytes) -> Path | None:
     backup = file.with_name(file.name + BACKUP_SUFFIX)
     try:
-        _create(backup, content, 0o600)
+        files.write(backup, content, new=True, sync=True)
     except FileExistsError:
         return None
     return backup
-
-
-def _create(file: Path, content: bytes, mode: int) -> None:
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(handle)
-    if mode != 0o600:
-        os.chmod(file, mode)
 
 
 # JSON ---------------------------------------------------------------------------------------

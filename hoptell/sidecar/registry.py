@@ -22,7 +22,6 @@ import json
 import os
 import secrets
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hoptell import processes
+from hoptell import files, processes
 from hoptell.errors import InboxError
 from hoptell.processes import Process
 
@@ -59,7 +58,7 @@ class Kin(NamedTuple):
 def ancestors(pid: int | None = None) -> Iterator[Kin]:
     """The parent, its parent and so on, as far as they can be seen; nearest first."""
     pid = os.getpid() if pid is None else pid
-    while (pid := _parent(pid) or 0) > 0:
+    while (pid := processes.parent_of(pid) or 0) > 0:
         process = processes.of(pid)
         if process is None:
             return
@@ -140,6 +139,46 @@ def new_socket_path(home: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="hoptell-")) / "s"
 
 
+class Meeting(NamedTuple):
+    """One Claude Code session that hoptell's hook or sidecars run for."""
+
+    claude: Process
+    listener: Process | None
+    listening_since: float
+    """Unix time in seconds; 0 without a listener."""
+    sidecars: tuple[Process, ...]
+
+
+def meetings(home: Path) -> list[Meeting]:
+    """Every living session, as its files say, those with a listener first; changes nothing."""
+    listeners: dict[Process, tuple[Process, float]] = {}
+    sidecars: dict[Process, list[Process]] = {}
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(files.names(home / "run"))
+    for name in names:
+        kind, _, rest = name.partition(".")
+        owners = [owner for part in rest.split(".") if (owner := _living(part)) is not None]
+        match kind, owners:
+            case "listener", [claude]:
+                file = home / "run" / name
+                with suppress(OSError, UnicodeDecodeError):
+                    if (holder := _living(file.read_text())) is not None:
+                        listeners[claude] = holder, file.lstat().st_mtime
+            case "sidecar", [claude, sidecar]:
+                sidecars.setdefault(claude, []).append(sidecar)
+    found = []
+    for claude in dict.fromkeys([*listeners, *sidecars]):
+        listener, since = listeners.get(claude, (None, 0.0))
+        found.append(Meeting(claude, listener, since, tuple(sidecars.get(claude, ()))))
+    return found
+
+
+def _living(text: str) -> Process | None:
+    process = processes.parse(text)
+    return None if process is None or processes.is_alive(process) is False else process
+
+
 def sweep(home: Path) -> None:
     """Remove what processes that are gone have left in the folder."""
     for file in run_folder(home).iterdir():
@@ -208,35 +247,21 @@ def run_folder(home: Path) -> Path:
     Raises:
         InboxError: it cannot be made, is a link, or belongs to somebody else.
     """
-    folder = home / "run"
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise InboxError(f"{folder} is not a folder of your own: remove it")
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
+        return files.private_folder(home, "run")
     except OSError as error:
-        raise InboxError(f"cannot use {folder}: {error.strerror}") from None
-    return folder
+        raise InboxError(f"cannot use {home / 'run'}: {error.strerror}") from None
 
 
 def _private(file: Path, flags: int) -> IO[str]:
     try:
-        handle = os.open(file, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = files.open_private(file, flags)
     except OSError as error:
         raise InboxError(f"cannot open {file}: {error.strerror}") from None
     return open(handle, "w" if flags & os.O_WRONLY else "r+", encoding="utf-8")
 
 
 if sys.platform == "linux":
-
-    def _parent(pid: int) -> int | None:
-        try:
-            return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            return None
 
     def _names(pid: int) -> tuple[str, str]:
         name = program = ""
@@ -266,13 +291,6 @@ if sys.platform == "linux":
         return None
 
 else:
-
-    def _parent(pid: int) -> int | None:
-        import psutil
-
-        with suppress(psutil.Error):
-            return psutil.Process(pid).ppid()
-        return None
 
     def _names(pid: int) -> tuple[str, str]:
         import psutil

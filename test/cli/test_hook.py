@@ -57,7 +57,7 @@ def test_a_state_folder_that_cannot_be_used_is_one_line_and_no_wake_up(tmp_path:
     home = str(tmp_path / "home")
     done = run("hook", HOME=str(tmp_path), CLAUDECODE="1", HOPTELL_HOME=home)
     assert done.returncode == 1
-    assert done.stderr.startswith("hoptell: cannot use ")
+    assert done.stderr == f"hoptell: {home} is not a folder: move it away (see HOPTELL_HOME)\n"
 
 
 def test_the_hook_loads_neither_the_mcp_library_nor_websockets_nor_asyncio() -> None:

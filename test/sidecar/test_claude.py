@@ -166,7 +166,7 @@ def test_claude_code_is_found_even_as_all_that_a_container_runs(
 ) -> None:
     """The last of the names has pid 1, and what adopts orphans is no agent."""
     parents = {pid: pid - 1 for pid in range(1, len(names))} | {os.getpid(): len(names) - 1}
-    monkeypatch.setattr(registry, "_parent", parents.get)
+    monkeypatch.setattr(processes, "parent_of", parents.get)
     monkeypatch.setattr(registry, "_names", lambda pid: (names[len(names) - pid], ""))
     monkeypatch.setattr(processes, "of", lambda pid: Process(pid, 1, "0", "0"))
     agent = registry.agent_process()
@@ -289,7 +289,7 @@ def test_what_dead_processes_left_is_swept(home: Path) -> None:
 def test_a_run_folder_that_is_a_link_is_refused(home: Path) -> None:
     (home / "elsewhere").mkdir()
     (home / "run").symlink_to(home / "elsewhere")
-    with pytest.raises(InboxError, match="not a folder of your own"):
+    with pytest.raises(InboxError, match="is a symbolic link"):
         registry.run_folder(home)
 
 
