@@ -2,7 +2,7 @@
 
 Nothing here follows a symbolic link in the last place of a path, where the system can tell.
 Files that belong to somebody else are another matter (setup/files.py), and so are those that
-only grow or whose owner must stay (settings.py, relay/credentials.py, relay/store.py).
+only grow or whose owner must stay (settings.py, relay/credentials.py, relay/database.py).
 """
 
 import contextlib

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,7 @@ def _relay_fault(fault: str) -> None:
     def settle_a_delivery(self: RelayServer) -> None:
         settle(self)  # writes to the sockets at its end; what they answer comes in a later turn
         if is_delivered:
+            time.sleep(0.05)  # meanwhile the journal's thread commits whatever it was given
             die()
 
     def flush_a_confirmation(self: SqliteJournal) -> None:
