@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hoptell import frames
 from hoptell.doctor.report import Line, Status, span
@@ -17,9 +18,13 @@ from hoptell.errors import HoptellError
 from hoptell.inbox_files import all_inboxes, folder_of, glance
 from hoptell.processes import Process
 from hoptell.settings import PeerSettings
-from hoptell.setup.agents import AGENTS, Agent, Registration
+from hoptell.setup.agents.agent import Agent, Registration
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine
 from hoptell.sidecar.presence import Session, sessions
+
+if TYPE_CHECKING:
+    from hoptell.sidecar.registry import Meeting
 
 UNREAD_TIMEOUT = 120.0
 """Seconds that announced messages may be unread: by then the first reminder is due."""
@@ -91,15 +96,22 @@ def sidecars(settings: PeerSettings, peers: list[frames.PeerInfo] | None) -> Ite
     """The sessions of agents that run here, how each is woken, and whether it is online."""
     found = sessions(settings.home)
     names = [session.name for _, session in found]
+    groups = [meeting.sidecars for meeting in _meetings(settings.home)]
     for process, session in found:
-        yield _sidecar(process, session, peers, names.count(session.name))
+        beside = next((len(group) for group in groups if process in group), 0)
+        yield _sidecar(process, session, peers, names.count(session.name), beside)
     if not found:
         yield Line("sidecars", "info", "no agent runs `hoptell mcp` here now")
 
 
 def _sidecar(
-    process: Process, session: Session, peers: list[frames.PeerInfo] | None, count: int
+    process: Process,
+    session: Session,
+    peers: list[frames.PeerInfo] | None,
+    count: int,
+    beside: int,
 ) -> Line:
+    """`count` sidecars have this name; `beside` belong to the same Claude Code session."""
     proven = "proven" if session.proven else "not proven"
     if session.mode in ("listener", "poll", "tmux"):
         proven = {"poll": "nothing wakes it", "tmux": "by the injector"}.get(
@@ -118,6 +130,10 @@ def _sidecar(
         status = "warn"
         said += f"; {count} sessions here have this name, and take it from each other"
         fix = "start each with a HOPTELL_NAME of its own"
+    if beside > 1:
+        status = "warn"
+        said += f"; its Claude Code session runs {beside} hoptell servers"
+        fix = "keep one of them: `claude mcp list` shows where they come from"
     online = next((peer.online for peer in peers or [] if peer.name == session.name), False)
     if peers is not None and not online:
         status = "warn"
@@ -137,12 +153,7 @@ def _how_to_prove(mode: str) -> str:
 
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
-    try:
-        from hoptell.sidecar.registry import meetings
-    except ImportError:  # a system without file locks
-        found = []
-    else:
-        found = meetings(settings.home)
+    found = _meetings(settings.home)
     for claude, listener, since, _ in found:
         if listener is not None:
             age = span(time.time() - since)
@@ -157,6 +168,14 @@ def hooks(settings: PeerSettings) -> Iterator[Line]:
         )
     if not found:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
+
+
+def _meetings(home: Path) -> "list[Meeting]":
+    try:
+        from hoptell.sidecar.registry import meetings
+    except ImportError:  # a system without file locks
+        return []
+    return meetings(home)
 
 
 # Inboxes --------------------------------------------------------------------------------------
@@ -280,7 +299,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
         found = agent.registrations(machine)
         problem = agent.problem(machine)
     except HoptellError as error:
-        yield Line("agents", "warn", str(error), about=agent.key)
+        yield Line("agents", "warn", error.problem, error.fix, about=agent.key)
         return
     if not found:
         said = f"{agent.title} is here, and hoptell is not registered with it"
@@ -293,7 +312,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
     if problem is not None:
         yield Line("agents", "warn", f"{agent.title}: {problem}", register, about=agent.key)
         return
-    name = found[0].environment.get("HOPTELL_NAME")
+    name = found[0].name
     as_name = f", as {name}" if name else ""
     said = f"{agent.title} has hoptell ({found[0].where}){as_name}"
     yield Line("agents", "ok", said, about=agent.key)
