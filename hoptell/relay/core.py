@@ -1,4 +1,4 @@
-"""The relay's state: who is there, what waits, what is in flight (SPEC.md, 3).
+"""The relay's state: who is there, what waits, what is in flight (docs/protocol.md).
 
 The core decides and does nothing else: it reads no clock, opens no socket, draws no random
 number and writes no log. The shell (server.py) tells it what happened, with the time, and

@@ -1,4 +1,4 @@
-"""The shell around the core: connections, HTTP, journal, log and one timer (SPEC.md, 3).
+"""The shell around the core: connections, HTTP, journal, log and one timer (docs/operations.md).
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one

@@ -1,4 +1,4 @@
-"""`hoptell relay` as a process: zero configuration, refusals, signals, logs (SPEC.md, 3 and 8)."""
+"""`hoptell relay` as a process: zero configuration, refusals, signals, logs."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The routing rules of SPEC.md section 3, one sentence a test."""
+"""The routing rules of docs/protocol.md, one sentence a test."""
 
 import secrets
 import uuid

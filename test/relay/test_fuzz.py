@@ -1,4 +1,4 @@
-"""Hostile bytes and frames at a real relay, while two honest peers go on talking (SPEC.md, 2).
+"""Hostile bytes and frames at a real relay, while two honest peers go on talking.
 
 "Nothing a client sends can stop the relay or another client's traffic." Each attack is a
 function that gets a random generator and makes the bytes of one connection, or plays it out.

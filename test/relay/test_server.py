@@ -1,4 +1,4 @@
-"""The relay as its clients meet it: real sockets, raw frames (SPEC.md, 2 and 3)."""
+"""The relay as its clients meet it: real sockets, raw frames."""
 
 import asyncio
 import contextlib
