@@ -38,7 +38,6 @@ class Sent:
     skipped: list[str] | None = None
     copies: list["Copy"] = field(default_factory=list)
     """Those that are neither confirmed nor dropped."""
-    is_withdrawn: bool = False
     is_recorded: bool = False
     recorded_state: str | None = None
 
@@ -351,9 +350,7 @@ class Model:
     def can_take(self, peer: Known) -> bool:
         client = peer.client
         return (
-            client is not None
-            and not peer.queue
-            and len(client.in_flight) < self.limits.in_flight
+            client is not None and not peer.queue and len(client.in_flight) < self.limits.in_flight
         )
 
     def has_no_room(self, peer: Known, text: str) -> bool:
@@ -448,7 +445,7 @@ class Model:
 
     def owed(self) -> list[Sent]:
         """Messages whose sender is still to hear of them."""
-        return [sent for sent in self.accepted if sent.state is None and not sent.is_withdrawn]
+        return [sent for sent in self.accepted if sent.state is None]
 
     # The journal ---------------------------------------------------------------------------
 
@@ -460,7 +457,7 @@ class Model:
 
     def withdraw(self, sent: Sent) -> None:
         """It could not be recorded."""
-        sent.is_withdrawn = True
+        self.accepted.remove(sent)
         for client, id in sent.waiters:
             if client.state == "open":
                 self.write(client, "error", id)
