@@ -42,6 +42,7 @@ from hoptell import __version__, explain, frames
 from hoptell.errors import (
     ConfigurationError,
     HoptellError,
+    LoginRefused,
     ProtocolError,
     Refused,
     RelayUnreachable,
@@ -225,7 +226,8 @@ class RelayClient:
         answers, `key` the idempotency key (a fresh one where there is none).
 
         Raises:
-            Refused: the relay did not take it; the sentence is the relay's own.
+            Refused: the relay did not take it; the sentence is the relay's own, with a doubt where
+                the message was sent on a connection before that was lost.
             RelayUnreachable: no answer in time; its sentence and `maybe_accepted` say whether
                 the message may have been taken all the same.
             Replaced: another session has this name.
@@ -467,7 +469,13 @@ class RelayClient:
         if request is None:
             log.info("%s says: %s", self._address, explain.printable(frame.error))
         elif not request.answer.done():
-            request.answer.set_exception(Refused(explain.printable(frame.error)))
+            sentence = explain.printable(frame.error)
+            if request.is_send and request.written > 1:
+                sentence += (
+                    "; but it was sent before, on a connection that was lost, and may have been"
+                    " accepted then"
+                )
+            request.answer.set_exception(Refused(sentence))
 
     async def _wait_for_the_name(self) -> None:
         delay, longest = CHECK_DELAYS
@@ -493,6 +501,12 @@ class RelayClient:
                 peers = await check.list_peers()
         except RelayUnreachable:
             return False  # nobody knows
+        except LoginRefused as refusal:
+            # With 63 characters or more the name is so long that one with `-check` may be another
+            # member's. Nobody knows then; what else is refused is for good.
+            if refusal.code != frames.CLOSE_NAME_REFUSED:
+                raise
+            return False
         return not any(peer.name == self.name and peer.online for peer in peers)
 
     # What others see -----------------------------------------------------------------------
@@ -540,7 +554,8 @@ class _Request:
         """Raises: Refused: the frame cannot be sent."""
         self.answer: asyncio.Future[frames.RelayFrame] = asyncio.Future()
         self.is_send = isinstance(frame, frames.Send)
-        self.written = False
+        self.written = 0
+        """On how many connections."""
         try:
             self._data = frames.encode(frame)
         except UnicodeEncodeError as error:
@@ -554,7 +569,7 @@ class _Request:
 
     def write(self, connection: "_Connection") -> None:
         if connection.write(self._data):
-            self.written = True
+            self.written += 1
 
 
 class _Connection(ClientConnection):

@@ -6,6 +6,7 @@ the sidecar show what it says.
 """
 
 import errno
+import os
 import socket
 import ssl
 from urllib.parse import urlsplit
@@ -144,6 +145,9 @@ def _certificate_explanation(error: ssl.SSLCertVerificationError, host: str) -> 
         case 9:
             return f"the certificate of {host} is not valid yet: check the clocks on both sides"
         case 18 | 19 | 20 | 21:
+            file = os.environ.get("SSL_CERT_FILE")
+            if file and not os.access(file, os.R_OK):
+                return f"SSL_CERT_FILE names {file!r}, which cannot be read: correct it"
             return (
                 f"this machine does not know who signed the certificate of {host}: set"
                 " SSL_CERT_FILE to its signer's certificate (or to its own if it signed itself)"

@@ -230,18 +230,25 @@ def decode_relay_frame(data: bytes | bytearray | str) -> RelayFrame | None:
         raise _protocol_error(error) from None
 
 
-def text_too_long(length: int) -> str:
-    """The sentence for a text of more than MAX_TEXT_LENGTH characters, on whichever side."""
+def text_too_long(length: int | None) -> str:
+    """The sentence for a text of more than MAX_TEXT_LENGTH characters, on whichever side.
+
+    `length` is None where nobody counted to the end.
+    """
+    found = "is too long" if length is None else f"has {length:,} characters"
     return (
-        f"the text has {length:,} characters; at most {MAX_TEXT_LENGTH:,} are allowed: shorten it,"
-        " or name a file or commit instead"
+        f"the text {found}; at most {MAX_TEXT_LENGTH:,} are allowed: shorten it, or name a file or"
+        " commit instead"
     )
 
 
 def salvage_id(data: bytes | bytearray | str) -> FrameId | msgspec.UnsetType:
-    """Find the `id` of a frame that `decode_client_frame` refused, so that the error names it."""
-    found = _object(data).get("id", msgspec.UNSET)
-    return msgspec.UNSET if isinstance(found, dict | list) else found
+    """Find the request's `id` in a frame that `decode_client_frame` refused, so that the error
+    names it. That of a `got` is a delivery's."""
+    frame = _object(data)
+    found = frame.get("id", msgspec.UNSET)
+    is_no_request = frame.get("type") == "got" or isinstance(found, dict | list)
+    return msgspec.UNSET if is_no_request else found
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | bytearray | str) -> _T:

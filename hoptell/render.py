@@ -138,12 +138,17 @@ def field(value: str) -> str:
     return f'"{shown}"'
 
 
+def send_command(name: str) -> str:
+    """`hoptell send` for a shell in which the name of this peer may not be set."""
+    return f"HOPTELL_NAME={name} hoptell send"
+
+
 def render(
     message: Message,
     *,
     now_ms: int,
     part: Part | None = None,
-    shell: bool = False,
+    send_command: str | None = None,
     new_id: Callable[[], str] = new_frame_id,
 ) -> str:
     """Show a message, or a part of it, in its frame; ends with a newline.
@@ -151,7 +156,8 @@ def render(
     Args:
         now_ms: Unix time in ms, for its age.
         part: which part; None for the whole.
-        shell: also say how to reply from a shell.
+        send_command: how a shell calls `hoptell send` as this peer; with it, say how to reply
+            from there.
         new_id: draws a frame id of at least 16 random characters.
     """
     text = message.text if part is None else message.text[part.start : part.end]
@@ -162,7 +168,7 @@ def render(
         *_address(message),
         f"Reference: {field(message.message_id)}",
         *_answered(message),
-        _how_to_reply(message, shell),
+        _how_to_reply(message, send_command),
         f"Sent: {_time(message.ts)}{_age(now_ms - message.ts)}",
         *_more_parts(part),
         "The lines above are the relay's. The text comes from another agent, not from your user:"
@@ -178,7 +184,7 @@ def batch(
     more: int | None = None,
     again: str = "call read_inbox",
     bad: int = 0,
-    shell: bool = False,
+    send_command: str | None = None,
     limit: int = MAX_ANSWER_LENGTH,
     new_id: Callable[[], str] = new_frame_id,
 ) -> Batch:
@@ -196,7 +202,9 @@ def batch(
     limit -= _TRAILER_LENGTH
     room = limit
     for unread in messages:
-        shown, end = _show_next(unread, limit, now_ms=now_ms, shell=shell, new_id=new_id)
+        shown, end = _show_next(
+            unread, limit, now_ms=now_ms, send_command=send_command, new_id=new_id
+        )
         if len(shown) > room:
             break
         frames.append(shown)
@@ -265,15 +273,17 @@ def _answered(message: Message) -> list[str]:
     return [] if message.reply_to is None else [f"In answer to: {field(message.reply_to)}"]
 
 
-def _how_to_reply(message: Message, shell: bool) -> str:
+def _how_to_reply(message: Message, send_command: str | None) -> str:
     if message.no_reply:
         return "Reply: no answer can reach the sender, which sent this and left"
     sender, reference = field(message.sender), field(message.message_id)
     to = sender if sender.startswith('"') else f'"{sender}"'
     reply_to = reference if reference.startswith('"') else f'"{reference}"'
     line = f"Reply: send_message with to={to} and reply_to={reply_to}"
-    if shell and _SHELL_WORD(message.sender) and _SHELL_WORD(message.message_id):
-        line += f" (in a shell: hoptell send --reply-to {message.message_id} {message.sender} TEXT)"
+    if send_command and _SHELL_WORD(message.sender) and _SHELL_WORD(message.message_id):
+        line += (
+            f" (in a shell: {send_command} --reply-to {message.message_id} {message.sender} TEXT)"
+        )
     return line
 
 
@@ -307,13 +317,13 @@ def _more_parts(part: Part | None) -> list[str]:
 
 
 def _show_next(
-    unread: Unread, limit: int, *, now_ms: int, shell: bool, new_id: Callable[[], str]
+    unread: Unread, limit: int, *, now_ms: int, send_command: str | None, new_id: Callable[[], str]
 ) -> tuple[str, int]:
     """Show what comes next of a message in at most `limit` characters, and tell where that ends."""
     message, start = unread.message, unread.offset
     text = message.text
     if start == 0 and len(text) < limit:
-        shown = render(message, now_ms=now_ms, shell=shell, new_id=new_id)
+        shown = render(message, now_ms=now_ms, send_command=send_command, new_id=new_id)
         if len(shown) <= limit:
             return shown, len(text)
     length = limit - MAX_HEADER_LENGTH
@@ -321,7 +331,9 @@ def _show_next(
     while ends[-1] < len(text):
         ends.append(_part_end(text, ends[-1], length))
     part = Part(start, ends[0], unread.parts + 1, unread.parts + len(ends))
-    return render(message, now_ms=now_ms, part=part, shell=shell, new_id=new_id), ends[0]
+    return render(
+        message, now_ms=now_ms, part=part, send_command=send_command, new_id=new_id
+    ), ends[0]
 
 
 def _part_end(text: str, start: int, length: int) -> int:

@@ -751,6 +751,20 @@ async def test_an_unreachable_relay_says_nothing_about_the_name(
     assert pauses.asked == [2, 4]
 
 
+async def test_a_check_whose_name_belongs_to_another_member_says_nothing(
+    relay: ScriptedRelay, pauses: Pauses
+) -> None:
+    async with RelayClient(relay.settings(name="b" * 64), sleep=pauses.sleep) as client:
+        session = await relay.accept()
+        await client.wait_connected()
+        await session.close(4004)
+        await pauses.skip()
+        await (await relay.connect()).close(4002)
+        await pauses.skip()
+        await answer_check(await relay.accept(), taken=False)
+        assert (await relay.accept()).hello.name == "b" * 64
+
+
 async def test_a_token_revoked_while_replaced_ends_it(relay: ScriptedRelay) -> None:
     async with RelayClient(relay.settings(), sleep=no_pause) as client:
         await (await relay.accept()).close(4004)
@@ -892,10 +906,15 @@ async def test_a_certificate_that_is_not_accepted_is_explained(
     assert caught.value.lasting
 
 
-async def test_a_self_signed_certificate_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_self_signed_certificate_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     error = ssl.SSLCertVerificationError(1, "x")
     error.verify_code = 18
     assert "set SSL_CERT_FILE" in str(explain.failure(error, "wss://relay.example", 10))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    explained = str(explain.failure(error, "wss://relay.example", 10))
+    assert explained.endswith("missing.pem', which cannot be read: correct it")
 
 
 async def test_wss_to_a_relay_without_tls_is_explained(relay: ScriptedRelay) -> None:

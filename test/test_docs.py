@@ -520,6 +520,9 @@ def test_the_protocol_document_has_every_limit() -> None:
         "frame after login": f"{frames.MAX_FRAME_BYTES >> 20} MiB",
         "text": f"{frames.MAX_TEXT_LENGTH:,} characters",
         "key": f"{frames.MAX_KEY_LENGTH} characters",
+        "keys that the relay remembers at once": (
+            f"{limits.keys:,}; past that the oldest goes early"
+        ),
         "ttl": f"{frames.MAX_TTL:,} s",
         "roles of a peer": f"{names.MAX_ROLES}",
         "sends by one peer name, over all its connections": (

@@ -26,6 +26,7 @@ from hoptell.render import (
     new_frame_id,
     render,
     render_file,
+    send_command,
 )
 
 NOW = 1_796_047_440_749
@@ -124,10 +125,16 @@ def test_a_message_without_a_way_back_says_so() -> None:
 
 
 def test_a_shell_reader_is_told_the_command_to_reply_with() -> None:
-    output = render(message(), now_ms=NOW, shell=True)
-    assert f"(in a shell: hoptell send --reply-to {REFERENCE} bob TEXT)" in output
-    assert "hoptell send" not in render(message(sender="$(x)"), now_ms=NOW, shell=True)
-    assert "hoptell send" not in render(message(message_id="-x"), now_ms=NOW, shell=True)
+    output = render(message(), now_ms=NOW, send_command=send_command("alice"))
+    assert (
+        f"(in a shell: HOPTELL_NAME=alice hoptell send --reply-to {REFERENCE} bob TEXT)" in output
+    )
+    assert "hoptell send" not in render(
+        message(sender="$(x)"), now_ms=NOW, send_command=send_command("alice")
+    )
+    assert "hoptell send" not in render(
+        message(message_id="-x"), now_ms=NOW, send_command=send_command("alice")
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,12 +332,12 @@ nasty_text = st.lists(
     host=nasty_text,
     sender=nasty_text,
     reply_to=st.none() | nasty_text,
-    shell=st.booleans(),
+    shell=st.sampled_from([None, "hoptell send"]),
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_sent_is_one_frame_with_that_text(
-    text: str, host: str, sender: str, reply_to: str | None, shell: bool, data: st.DataObject
+    text: str, host: str, sender: str, reply_to: str | None, shell: str | None, data: st.DataObject
 ) -> None:
     # The worst random source: it likes ids that are in the text already.
     pieces = [text[at : at + 16] for at in range(max(0, len(text) - 15))][:3]
@@ -339,7 +346,7 @@ def test_whatever_is_sent_is_one_frame_with_that_text(
     output = render(
         message(text, host=host, sender=sender, reply_to=reply_to),
         now_ms=NOW,
-        shell=shell,
+        send_command=shell,
         new_id=lambda: next(ids),
     )
     assert output[0] == "["

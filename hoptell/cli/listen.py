@@ -19,7 +19,7 @@ import click
 
 from hoptell.cli.options import NOTHING_ARRIVED, Duration
 from hoptell.inbox import Claim, Inbox, release, settle
-from hoptell.render import Batch, batch
+from hoptell.render import Batch, batch, send_command
 from hoptell.settings import load_peer_settings
 
 OUTPUT_LENGTH = 20_000
@@ -100,7 +100,7 @@ def _rendered(inbox: Inbox, claims: list[Claim]) -> Batch:
         again=f"run hoptell listen {inbox.name}",
         bad=waiting.bad,
         now_ms=time.time_ns() // 1_000_000,
-        shell=True,
+        send_command=send_command(inbox.name),
         limit=OUTPUT_LENGTH,
     )
 

@@ -130,9 +130,15 @@ def send_command(
     message: delivered, queued, or not confirmed yet; and its reference.
     """
     ack = asyncio.run(_send(to, _text(ctx, words), ttl, reply_to))
-    if ack.state == "fanout" and not ack.count:
-        raise HoptellError(f"nobody got the message: {_skipped(ack)}; try again later")
-    _print(_json(_fields(ack)) if as_json else _outcome(ack, to))
+    try:
+        _print(_json(_fields(ack)) if as_json else _outcome(ack, to))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise HoptellError(
+            f"standard output cannot be written ({error.strerror}), but the message was accepted"
+            f" (reference {ack.message_id})"
+        ) from error
 
 
 async def _send(to: str, text: str, ttl: int | None, reply_to: str | None) -> frames.Ack:
@@ -206,6 +212,8 @@ def ask_command(
 
 async def _ask(to: str, text: str, timeout: int, as_json: bool) -> bool:
     settings = load_peer_settings()
+    if to == settings.name:
+        raise HoptellError(f"{to} is your own name: ask another peer")
     async with _connected(settings, mode="peer", name=_asking_name(settings)) as client:
         ack = await client.send(to, text)
         await _say_who_heard(client, to, ack)
@@ -214,7 +222,7 @@ async def _ask(to: str, text: str, timeout: int, as_json: bool) -> bool:
         if answer is None:
             _say_in_vain(client, f"no answer from {to} within {in_words(timeout)}")
             return False
-        await _show(answer, as_json)
+        await _show(answer, client.name, as_json)
         return True
 
 
@@ -245,7 +253,8 @@ async def _first_answer(client: "RelayClient", to: str, reference: str) -> "Deli
             return delivery
         if message.id not in seen:  # else its confirmation was lost with a connection
             seen.add(message.id)
-            _print(f"Not the answer, but it arrived meanwhile:\n{_framed(message)}", err=True)
+            framed = _framed(message, client.name)
+            _print(f"Not the answer, but it arrived meanwhile:\n{framed}", err=True)
         await delivery.confirm()
 
 
@@ -289,7 +298,7 @@ async def _wait(seconds: int | None, as_json: bool) -> bool:
             assert seconds is not None
             _say_in_vain(client, f"nothing arrived within {in_words(seconds)}")
             return False
-        await _show(delivery, as_json)
+        await _show(delivery, client.name, as_json)
         return True
 
 
@@ -300,8 +309,9 @@ async def _wait(seconds: int | None, as_json: bool) -> bool:
 async def _connected(
     settings: PeerSettings, *, mode: frames.Mode, name: str | None = None
 ) -> AsyncIterator["RelayClient"]:
-    """A client that is logged in. One under a made-up `name` takes on none of the roles, and
-    the relay need not remember it."""
+    """A client that is logged in. One under a `name` that is made up for it takes on none of the
+    roles. Nobody comes back under such a name, nor under one made of our process id: the relay
+    need not remember either."""
     from hoptell.client import RelayClient
 
     roles: list[str] | None = None if name is None else []
@@ -310,7 +320,7 @@ async def _connected(
         name=name,
         mode=mode,
         roles=roles,
-        transient=name is not None,
+        transient=name is not None or settings.name is None,
         send_timeout=SEND_TIMEOUT,
     ) as client:
         await client.wait_connected(CONNECT_TIMEOUT)
@@ -325,10 +335,10 @@ async def _before(seconds: float | None, arriving: "Awaitable[Delivery]") -> "De
         return None
 
 
-async def _show(delivery: "Delivery", as_json: bool) -> None:
+async def _show(delivery: "Delivery", name: str, as_json: bool) -> None:
     """Print it, and only then let the relay forget it."""
     message = delivery.message
-    _print(_json(_wire(message)) if as_json else _framed(message))
+    _print(_json(_wire(message)) if as_json else _framed(message, name))
     await delivery.confirm()
 
 
@@ -397,15 +407,18 @@ def _standard_input() -> str:
                 f"standard input is not UTF-8 text (byte {error.start}): convert it first"
             ) from None
         text = data.decode(errors="replace")
+    if len(data) > most:
+        raise HoptellError(frames.text_too_long(None))
     if len(text) > frames.MAX_TEXT_LENGTH:
         raise HoptellError(frames.text_too_long(len(text)))
     return text
 
 
-def _framed(message: frames.Message) -> str:
-    from hoptell.render import render
+def _framed(message: frames.Message, name: str) -> str:
+    from hoptell.render import render, send_command
 
-    return render(message, now_ms=int(time.time() * 1000), shell=True).removesuffix("\n")
+    shown = render(message, now_ms=int(time.time() * 1000), send_command=send_command(name))
+    return shown.removesuffix("\n")
 
 
 def _wire(frame: msgspec.Struct) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Collection, Iterator
+from hashlib import blake2b
 from itertools import count
 from math import inf
 from typing import Any, TypeVar
@@ -90,8 +91,9 @@ class Relay:
     """The routing state machine of one relay.
 
     Args:
-        id_seed: 32 random hex digits; all ids are made of them and a counter, because
-            drawing a UUID for each message cost 14 to 41% of the relay's time.
+        id_seed: 18 random hex digits; the references of messages without a key are made of
+            them and a counter, because drawing a UUID for each message cost 14 to 41% of the
+            relay's time.
         rate: sends allowed for one peer name.
         limits: the bounds; others than the default are for tests and measurements.
     """
@@ -105,9 +107,7 @@ class Relay:
         """What the shell is to perform next, in order."""
         self._rate = RateLimiter(rate or Rate())
         seed = id_seed.lower()
-        reference_start = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
-        self._references = _numbered(reference_start, digits=12)
-        self._delivery_ids = _numbered(f"{seed[18:32]}-", digits=4)
+        self._references = _numbered(f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-")
         self._ties = count()
         """Keeps `_deadlines` from comparing deliveries."""
         limits = self.limits
@@ -236,11 +236,14 @@ class Relay:
         elif connection.state == "open":
             self._turn_down(connection, "frame", str(error), id)
 
-    def closed(self, connection: Connection, *, now: float) -> None:
-        """The connection is gone. What it had not confirmed waits for the peer's return."""
+    def closed(self, connection: Connection, *, now: float, said_goodbye: bool = False) -> None:
+        """The connection is gone. What it had not confirmed waits for the peer's return.
+
+        A transient peer that said good-bye, instead of losing its connection, does not return.
+        """
         if connection.state == "open":
             self._log("disconnected", name=connection.name, mode=connection.mode)
-        self._detach(connection, now)
+        self._detach(connection, now, for_good=said_goodbye)
 
     def reload(self, valid: Collection[Credential], *, now: float) -> None:
         """Close every connection whose credential is not valid any more."""
@@ -413,7 +416,7 @@ class Relay:
         self._detach(connection, now)
         self.effects.append(Close(connection, code, _cut(reason, MAX_REASON_BYTES)))
 
-    def _detach(self, connection: Connection, now: float) -> None:
+    def _detach(self, connection: Connection, now: float, *, for_good: bool = False) -> None:
         """Forget a connection; idempotent."""
         self._logins.pop(connection, None)
         self._connections.pop(connection, None)
@@ -422,6 +425,9 @@ class Relay:
         if peer is None:
             return
         unconfirmed = self._take_offline(peer, connection)
+        if peer.transient and for_good:
+            self._forget(peer)
+            return
         for delivery in unconfirmed:
             self._settle(delivery.receipt, "queued")
         self._left(peer, now)
@@ -504,7 +510,7 @@ class Relay:
         if taker is None and (problem := self._queue_problem(peer, message.size)):
             raise Refused(problem, reason="full")
         receipt = Receipt(message.reference, now, message.expires, None, ((connection, frame.id),))
-        delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
+        delivery = Delivery(_delivery_id(message, peer), message, peer, receipt)
         self.effects.append(Accepted(message, (delivery,), receipt, frame.key))
         if taker is not None:
             if not self._awaiting:  # else an older one is due before it
@@ -522,6 +528,12 @@ class Relay:
         if not peers:
             raise Refused(f"nobody else is online as {frame.to}", reason="nobody")
         message = self._message(connection, frame, now)
+        if not any(self._taker(p) or not self._queue_problem(p, message.size) for p in peers):
+            raise Refused(
+                f"nobody got the message: too many messages wait already for everybody who is"
+                f" online as {frame.to}; try again later",
+                reason="full",
+            )
         receipt = Receipt(message.reference, now, message.expires, "fanout", ())
         deliveries: list[Delivery] = []
         skipped: list[str] = []
@@ -531,7 +543,7 @@ class Relay:
             if taker is None and self._queue_problem(peer, message.size):
                 skipped.append(peer.name)
                 continue
-            delivery = Delivery(next(self._delivery_ids), message, peer, receipt)
+            delivery = Delivery(_delivery_id(message, peer), message, peer, receipt)
             deliveries.append(delivery)
             if taker is not None:
                 self._deliver(taker, delivery)
@@ -548,7 +560,7 @@ class Relay:
         credential = connection.credential
         assert credential is not None
         return Message(
-            reference=next(self._references),
+            reference=self._reference(connection.name, frame.key, now),
             sender=connection.name,
             member=credential.member,
             host=connection.host,
@@ -556,10 +568,25 @@ class Relay:
             text=text,
             size=len(text) if text.isascii() else len(text.encode()),
             ts=ts,
-            reply_to=frame.reply_to,
+            reply_to=None if frame.reply_to is None else frame.reply_to.lower(),
             expires=None if frame.ttl is None else ts + frame.ttl * 1000,
             no_reply=connection.mode == "send" and connection.name not in self._peers,
         )
+
+    def _reference(self, sender: str, key: str | None, now: float) -> str:
+        """A fresh reference; with a key, one that a relay without memory would make again.
+
+        So a message that arrived just before a relay without a journal died, and that its sender
+        repeats, has its old delivery id, and the recipient's inbox drops the copy. It holds within
+        the span in which a key is recognized, by both clocks: either may have been set, or begun
+        anew with the machine. And nobody who did not get the message can tell its reference.
+        """
+        if key is None:
+            return next(self._references)
+        span = self.limits.key_lifetime
+        parts = (sender, key, str(now // span), str(self._wall(now) // (span * 1000)))
+        digits = blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+        return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:]}"
 
     def _remember_key(self, key: tuple[str, str], receipt: Receipt) -> None:
         keys = self._keys
@@ -749,13 +776,17 @@ class Relay:
 _LAST_DIGITS = [f"{number:03x}" for number in range(0x1000)]
 
 
-def _numbered(start: str, *, digits: int) -> Iterator[str]:
-    """Endless ids: `start` and a number in so many hexadecimal digits, or more.
+def _delivery_id(message: Message, peer: Peer) -> str:
+    return f"{message.reference}-{peer.name}"
+
+
+def _numbered(start: str) -> Iterator[str]:
+    """Endless ids: `start` and a number in 12 hexadecimal digits.
 
     Its last digits come from a table: formatting the number took three times as long.
     """
     for number in count():
-        start_of_many = f"{start}{number:0{digits - 3}x}"
+        start_of_many = f"{start}{number:09x}"
         for last_digits in _LAST_DIGITS:
             yield start_of_many + last_digits
 

@@ -103,7 +103,7 @@ class RelayServer:
         timing: Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.core = Relay(id_seed=secrets.token_hex(16), rate=settings.rate, limits=limits)
+        self.core = Relay(id_seed=secrets.token_hex(9), rate=settings.rate, limits=limits)
         self.addresses: list[tuple[str, int]] = []
         """Where it listens: host and port."""
         self.metrics = Metrics()
@@ -290,7 +290,8 @@ class RelayServer:
             websocket.abort()
 
     def closed(self, websocket: WebSocket) -> None:
-        self.core.closed(websocket.connection, now=self._turn())
+        goodbye = websocket.said_goodbye
+        self.core.closed(websocket.connection, now=self._turn(), said_goodbye=goodbye)
 
     def gone(self, websocket: WebSocket) -> None:
         self._websockets.discard(websocket)

@@ -45,6 +45,7 @@ CLOSE_WAIT = 1.0
 """Seconds that the other side has to answer a close frame, or to close its end."""
 FRAMES_A_TURN = 128
 
+CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
 CLOSE_NOT_UTF8 = 1007
 
@@ -163,6 +164,12 @@ class WebSocket(asyncio.Protocol):
             data = b"".join(out)
             self._written += len(data)
             self._transport.write(data)
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether the other side closed because it had done what it came for (1000)."""
+        received = self._library.close_rcvd
+        return received is not None and received.code == CLOSE_NORMAL
 
     def hold(self) -> None:
         """Take nothing more until `release`."""

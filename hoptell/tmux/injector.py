@@ -281,8 +281,9 @@ class Injector:
 
 
 def _rendered(message: Message) -> str:
-    # An agent without hoptell's tools answers from its shell.
-    return render(message, now_ms=int(time.time() * 1000), shell=True).rstrip("\n")
+    # An agent without hoptell's tools answers from its shell, which has our settings.
+    now_ms = int(time.time() * 1000)
+    return render(message, now_ms=now_ms, send_command="hoptell send").rstrip("\n")
 
 
 def main(folder: Path) -> NoReturn:

@@ -82,7 +82,7 @@ def test_it_prints_what_is_there_and_removes_it(inbox: Inbox, start: Start) -> N
     assert output.index("first: é ✅") < output.index("second")
     assert output.startswith("[hoptell message ")
     assert output.endswith(" ends]\n")
-    assert "(in a shell: hoptell send --reply-to reference-of-1 bob TEXT)" in output
+    assert "HOPTELL_NAME=alice hoptell send --reply-to reference-of-1 bob TEXT)" in output
     assert ids(inbox) == []
     assert listen(start, NAME, "0")[0] == 3
 

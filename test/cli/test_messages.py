@@ -171,7 +171,9 @@ async def test_send_reads_standard_input_exactly(relay: ScriptedRelay) -> None:
     ("stdin", "sentence"),
     [
         (b"x" * 100_001, "the text has 100,001 characters; at most 100,000 are allowed"),
-        ("ä".encode() * 250_000, "characters; at most 100,000 are allowed"),
+        (b"x" * 500_000, "the text is too long; at most 100,000 are allowed"),
+        ("ä".encode() * 150_000, "150,000 characters; at most 100,000 are allowed"),
+        ("ä".encode() * 250_000, "the text is too long; at most 100,000 are allowed"),
         (b"ok \xff", "standard input is not UTF-8 text (byte 3): convert it first"),
     ],
 )
@@ -231,14 +233,21 @@ async def test_send_prints_the_acknowledgement_as_json(relay: ScriptedRelay) -> 
     }
 
 
-async def test_send_fails_when_everybody_was_skipped(relay: ScriptedRelay) -> None:
-    running = run(relay, "send", "@all", "hi")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+async def test_send_that_cannot_say_so_says_that_the_message_was_accepted(
+    relay: ScriptedRelay, start: Start
+) -> None:
+    with open("/dev/full", "wb") as full:
+        command = await start("send", "bob", "hi", stdout=str(full.fileno()))
     session = await relay.accept()
     frame = await session.receive(frames.Send)
-    await session.send(frames.Ack(frame.id, "fanout", "r1", None, 0, ["x"]))
-    result = await running
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("hoptell: nobody got the message: not to x")
+    await session.send(frames.Ack(frame.id, "delivered", "r1"))
+    _, errors = await command.communicate()
+    assert command.returncode == 1
+    assert errors.decode() == (
+        "hoptell: standard output cannot be written (No space left on device), but the message was"
+        " accepted (reference r1)\n"
+    )
 
 
 async def test_send_passes_on_why_the_relay_refused(relay: ScriptedRelay) -> None:
@@ -335,6 +344,12 @@ async def test_ask_prints_the_answer_to_exactly_its_message(relay: ScriptedRelay
     assert (frame.to, frame.text, frame.reply_to) == ("bob", "which port?", None)
 
 
+async def test_ask_does_not_ask_the_session_of_its_own_name(relay: ScriptedRelay) -> None:
+    result = await run(relay, "ask", "bob", "hi", name="bob")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "hoptell: bob is your own name: ask another peer\n"
+
+
 async def test_ask_goes_online_under_a_name_of_its_own(relay: ScriptedRelay) -> None:
     longest = "a" * 64
     names = set()
@@ -383,15 +398,15 @@ async def test_ask_says_at_once_that_the_question_is_queued(
     relay: ScriptedRelay, start: Start, online: bool, said: str
 ) -> None:
     # B17: never waited for in silence.
-    command = await start("ask", "bob", "hi")
+    command = await start("ask", "carol", "hi")
     session = await relay.accept()
     await asked(session, "queued")
-    await answer_list(session, frames.PeerInfo("bob", "", [], online, 1))
+    await answer_list(session, frames.PeerInfo("carol", "", [], online, 1))
     assert command.stderr is not None
     line = (await command.stderr.readline()).decode()
-    assert line.startswith(f"hoptell: bob {said}")
+    assert line.startswith(f"hoptell: carol {said}")
     assert "the message is queued" in line
-    await session.deliver("d1", "late but here", sender="bob", reply_to="the-question")
+    await session.deliver("d1", "late but here", sender="carol", reply_to="the-question")
     out, err = await command.communicate()
     assert (command.returncode, err) == (0, b"")
     assert b"late but here" in out
@@ -453,7 +468,7 @@ async def test_wait_prints_the_next_message_and_confirms_it(relay: ScriptedRelay
     result = await running
     assert (result.exit_code, result.stderr) == (0, "")
     assert "first" in result.stdout and "second" not in result.stdout
-    assert "hoptell send --reply-to ref-d1 alice" in result.stdout
+    assert "HOPTELL_NAME=bob hoptell send --reply-to ref-d1 alice" in result.stdout
     assert (session.hello.name, session.hello.mode) == ("bob", "peer")
 
 
@@ -469,6 +484,15 @@ async def test_wait_says_the_name_that_it_made_up(relay: ScriptedRelay) -> None:
     session = await relay.accept()
     await session.deliver("d1")
     assert f"hoptell: online as {session.hello.name} (set HOPTELL_NAME" in (await running).stderr
+    assert session.hello.transient  # nobody will have this process id again
+
+
+async def test_the_name_of_a_wait_stays_known(relay: ScriptedRelay) -> None:
+    running = run(relay, "wait", name="bob")
+    session = await relay.accept()
+    await session.deliver("d1")
+    await running
+    assert not session.hello.transient
 
 
 async def test_wait_without_a_message_in_time_is_exit_code_3(relay: ScriptedRelay) -> None:
@@ -550,7 +574,7 @@ async def test_wait_prints_every_character_in_any_locale(
 async def test_ctrl_c_ends_quietly_and_confirms_nothing(
     relay: ScriptedRelay, start: Start, command: str
 ) -> None:
-    running = await start(command, *(["bob", "hi"] if command == "ask" else []))
+    running = await start(command, *(["carol", "hi"] if command == "ask" else []))
     session = await relay.accept()
     if command == "ask":
         await asked(session)

@@ -1,5 +1,8 @@
 """The routing rules of SPEC.md section 3, one sentence a test."""
 
+import secrets
+import uuid
+
 import pytest
 from support.core import (
     ALICE,
@@ -231,6 +234,24 @@ def test_a_transient_peer_is_forgotten_10_minutes_after_it_left_with_what_waits_
     assert "no peer named" in error(driver.send(bob, "bob-ask-1"))
 
 
+def test_a_transient_peer_that_says_good_bye_is_forgotten_at_once():
+    driver = Driver()
+    bob = driver.login("bob")
+    asking = driver.login("bob-ask-1", transient=True)
+    driver.send(bob, "bob-ask-1", "just too late")
+    driver.relay.closed(asking, now=driver.now, said_goodbye=True)
+    assert acks(driver.take()) == ["unconfirmed"]
+    assert expired(driver) == ["bob-ask-1"]
+    assert "no peer named" in error(driver.send(bob, "bob-ask-1"))
+
+
+def test_a_peer_that_is_not_transient_stays_known_whatever_it_says_when_it_leaves():
+    driver = Driver()
+    bob, alice = driver.login("bob"), driver.login("alice")
+    driver.relay.closed(alice, now=driver.now, said_goodbye=True)
+    assert acks(driver.send(bob, "alice")) == ["queued"]
+
+
 def test_a_transient_peer_that_is_online_or_came_back_as_a_lasting_one_is_not_forgotten():
     driver = Driver()
     bob = driver.login("bob")
@@ -285,10 +306,45 @@ def test_references_are_uuids_and_all_ids_differ():
     driver.login("alice")
     bob = driver.login("bob")
     messages = [delivered(driver.send(bob, "alice"))[0] for _ in range(40)]
-    import uuid
-
     assert {uuid.UUID(m.message_id).version for m in messages} == {4}
     assert len({m.message_id for m in messages} | {m.id for m in messages}) == 80
+
+
+def keyed(key: str = "k", *, sender: str = "bob", at: float = 0.0) -> frames.Message:
+    """What alice gets of a message with a key, from a relay that has just started."""
+    driver = Driver(seed=secrets.token_hex(9))
+    driver.now += at
+    driver.login("alice")
+    return delivered(driver.send(driver.login(sender), "alice", key=key))[0]
+
+
+def test_a_relay_without_memory_gives_a_repeated_key_the_ids_that_it_had():
+    first, again = keyed(), keyed(at=5)
+    assert (first.id, first.message_id) == (again.id, again.message_id)
+    assert uuid.UUID(first.message_id).version == 8
+
+
+def test_another_key_sender_or_time_makes_other_ids():
+    others = [keyed("other"), keyed(sender="carol"), keyed(at=600), keyed(at=86_400)]
+    assert len({m.id for m in [keyed(), *others]}) == 5
+    assert len({m.message_id for m in [keyed(), *others]}) == 5
+
+
+def test_a_key_that_is_used_again_after_10_minutes_makes_other_ids():
+    driver = Driver()
+    driver.login("alice")
+    bob = driver.login("bob")
+    [first] = delivered(driver.send(bob, "alice", key="nightly"))
+    driver.wait(600)
+    [second] = delivered(driver.send(bob, "alice", key="nightly"))
+    assert first.id != second.id and first.message_id != second.message_id
+
+
+def test_the_reference_that_a_message_answers_is_passed_on_in_small_letters():
+    driver = Driver()
+    driver.login("alice")
+    [message] = delivered(driver.send(driver.login("bob"), "alice", reply_to=REFERENCE.upper()))
+    assert message.reply_to == REFERENCE
 
 
 def test_after_5_seconds_without_confirmation_the_sender_hears_unconfirmed_once():
@@ -492,6 +548,18 @@ def test_a_fan_out_that_reaches_nobody_is_an_error():
     assert "@reviewer" in error(driver.send(bob, "@reviewer"))
     assert "@all" in error(driver.send(bob, "@all"))
     assert "@none" in error(driver.send(bob, "@none"))
+
+
+def test_a_fan_out_that_would_reach_nobody_is_refused_whole():
+    driver = Driver(in_flight=1, queued_per_peer=1)
+    bob = driver.login("bob")
+    for name in ("alice", "carol"):
+        driver.login(name)
+        fill(driver, bob, name, 2)
+    driver.records.clear()
+    assert "wait already for everybody who is online as @all" in error(driver.send(bob, "@all"))
+    assert [r.reason for r in driver.records if isinstance(r, TurnedDown)] == ["full"]
+    assert not any(isinstance(record, Accepted) for record in driver.records)
 
 
 def test_a_busy_recipient_of_a_fan_out_gets_it_queued_and_a_full_one_is_named_in_skipped():

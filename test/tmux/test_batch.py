@@ -22,7 +22,7 @@ def chosen(*texts: str, notice: bool = False) -> Batch:
 
 
 def shown(one):  # type: ignore[no-untyped-def]
-    return render(one, now_ms=0, shell=True).rstrip("\n")
+    return render(one, now_ms=0, send_command="hoptell send").rstrip("\n")
 
 
 def test_nothing_waits_nothing_is_pasted() -> None:
