@@ -174,7 +174,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.disk_is_slow = False
 
     def new_relay(self) -> Relay:
-        relay = Relay(id_seed=f"{next(self.relays):02x}" * 16, rate=RATE, limits=LIMITS)
+        relay = Relay(id_seed=f"{next(self.relays):02x}" * 9, rate=RATE, limits=LIMITS)
         relay.epoch = self.epoch
         return relay
 
@@ -217,13 +217,13 @@ class CoreMachine(RuleBasedStateMachine):
         client = self.by_connection[connection] = self.model.open(connection)
         return client
 
-    @rule(number=picks, how_many=st.sampled_from([1, 1, 2, 9]))
-    def lose_connections(self, number: int, how_many: int) -> None:
+    @rule(number=picks, how_many=st.sampled_from([1, 1, 2, 9]), goodbye=st.booleans())
+    def lose_connections(self, number: int, how_many: int, goodbye: bool) -> None:
         for _ in range(how_many):
             if clients := self.model.clients + self.model.connecting:
                 client = pick(clients, number)
-                self.relay.closed(client.connection, now=self.now)
-                self.model.lost(client)
+                self.relay.closed(client.connection, now=self.now, said_goodbye=goodbye)
+                self.model.lost(client, said_goodbye=goodbye)
                 self.compare()
 
     @rule(
@@ -290,7 +290,7 @@ class CoreMachine(RuleBasedStateMachine):
         fields=st.fixed_dictionaries(
             {
                 "ttl": st.sampled_from([None, 1, 20]),
-                "key": st.sampled_from([None, "k1", "k2"]),
+                "key": st.sampled_from([None, "a key"]),
                 "reply_to": st.sampled_from([None, REFERENCE]),
             }
         ),
@@ -310,14 +310,13 @@ class CoreMachine(RuleBasedStateMachine):
         address = pick([*others, "@all"], to)
         for _ in range(how_many):
             self.do_send(client, address, size, letter, **fields)
-            fields = {**fields, "key": None}
 
     @precondition(lambda self: len(self.model.online("all", but="")) > 1)
     @rule(
         sender=picks,
         role=st.sampled_from(["@all", "@role", "@crew"]),
         ttl=st.sampled_from([None, 1]),
-        key=st.sampled_from([None, "k1", "k2"]),
+        key=st.sampled_from([None, "a key"]),
     )
     def send_to_many(self, sender: int, role: str, ttl: int | None, key: str | None) -> None:
         self.do_send(pick(self.model.clients, sender), role, ttl=ttl, key=key)
@@ -338,6 +337,8 @@ class CoreMachine(RuleBasedStateMachine):
     ) -> None:
         number = next(self.numbers)
         fields = {"text": f"{number:06}".ljust(size, letter), **fields}
+        if fields.get("key") == "a key":
+            fields["key"] = f"key {number}"  # another one each time, but for `repeat`
         frame = frames.Send(number, to, **fields)
         self.relay.receive(client.connection, frame, now=self.now)
         self.model.send(client, frame)

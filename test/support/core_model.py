@@ -183,12 +183,12 @@ class Model:
         elif client.state == "open":
             self.turn_down(client, id, "frame")
 
-    def lost(self, client: Client) -> None:
+    def lost(self, client: Client, *, said_goodbye: bool) -> None:
         if client in self.connecting:
             self.connecting.remove(client)
         elif client.state == "open":
             self.log("disconnected", client.name)
-            self.end(client)
+            self.end(client, for_good=said_goodbye)
         client.state = "closed"
 
     def reload(self, valid: set[Credential]) -> None:
@@ -200,13 +200,17 @@ class Model:
             self.end(client)
             self.write(client, "close", 4003)
 
-    def end(self, client: Client) -> None:
+    def end(self, client: Client, *, for_good: bool = False) -> None:
         client.state = "closed"
         self.clients.remove(client)
         peer = self.peers.get(client.name)
         if peer is None or peer.client is not client:
             return
-        for copy in self.take_offline(peer):
+        unconfirmed = self.take_offline(peer)
+        if peer.transient and for_good:
+            self.forget(peer)
+            return
+        for copy in unconfirmed:
             self.settle(copy.sent, "queued")
         if peer.transient:
             self.gone.append((self.now, peer))
@@ -267,7 +271,8 @@ class Model:
             return self.turn_down(client, frame.id, "invalid")
         if frame.to.startswith("@"):
             recipients = self.online(frame.to[1:], but=name)
-            problem = None if recipients else "nobody"
+            full = all(self.has_no_room(peer, frame.text) for peer in recipients)
+            problem = ("full" if full else None) if recipients else "nobody"
         else:
             recipients = [self.peers[frame.to]] if frame.to in self.peers else []
             problem = self.direct_problem(name, frame, recipients)
