@@ -64,7 +64,7 @@ LIMITS = Limits(
     keys=4,
     repeats=2,
 )
-RATE = Rate(12, 10)
+RATE = Rate(8, 10)
 REFERENCE = "01234567-89ab-4cde-8f01-234567890001"
 WRONG_HELLOS = (
     (frames.Hello("alice", "t", v=2), SHARED),
@@ -172,6 +172,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.last: dict[tuple[Connection, str], int] = defaultdict(int)
         """The number of a sender's latest message on a connection."""
         self.disk_is_slow = False
+        self.lost_keys: list[tuple[str, str, str]] = []
+        """Sender, key and address of messages that were lost before anybody heard of them."""
 
     def new_relay(self) -> Relay:
         relay = Relay(id_seed=f"{next(self.relays):02x}" * 9, rate=RATE, limits=LIMITS)
@@ -245,6 +247,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def restart(self) -> None:
         """It dies, and a new one goes on with the journal."""
+        for accepted in self.journal.unwritten:
+            self.is_lost(accepted)
         self.journal.unwritten = []
         self.disk_is_slow = False
         self.relay = self.new_relay()
@@ -321,16 +325,18 @@ class CoreMachine(RuleBasedStateMachine):
     def send_to_many(self, sender: int, role: str, ttl: int | None, key: str | None) -> None:
         self.do_send(pick(self.model.clients, sender), role, ttl=ttl, key=key)
 
-    @precondition(lambda self: self.model.keys)
+    @precondition(lambda self: self.model.keys or self.lost_keys)
     @rule(number=picks, times=st.integers(1, 3))
     def repeat(self, number: int, times: int) -> None:
-        name, key, sent = pick(self.model.keys, number)
+        known = [(name, key, sent.to) for name, key, sent in self.model.keys]
+        name, key, to = pick(known + self.lost_keys, number)
+        self.lost_keys = [lost for lost in self.lost_keys if lost[:2] != (name, key)]
         clients = [client for client in self.model.clients if client.name == name]
         if not clients:
             self.hello(frames.Hello(name, "t", mode="send"), SHARED)
             clients = [client for client in self.model.clients if client.name == name]
         for _ in range(times):
-            self.do_send(pick(clients, number), sent.to, key=key)
+            self.do_send(pick(clients, number), to, key=key)
 
     def do_send(
         self, client: Client, to: str, size: int = 6, letter: str = "x", **fields: Any
@@ -408,7 +414,17 @@ class CoreMachine(RuleBasedStateMachine):
                 self.relay.withdraw(accepted, "no room", now=self.now)
                 self.model.withdraw(self.sent(accepted.message.text))
                 self.compare()
+                self.is_lost(accepted)
         self.compare()
+
+    def is_lost(self, accepted: Accepted) -> None:
+        """Nobody has heard of this message; a repeat of it is accepted, with the same ids."""
+        message = accepted.message
+        del self.texts[message.reference]
+        for delivery in accepted.deliveries:
+            del self.ids[message.text, delivery.peer.name]
+        if accepted.key is not None:
+            self.lost_keys.append((message.sender, accepted.key, message.to))
 
     # What must hold -------------------------------------------------------------------------
 

@@ -380,6 +380,8 @@ async def test_what_a_killed_recipient_did_not_confirm_comes_again(relay: Runnin
     await bob.got(first)
     await relay.event("confirmed")
     assert (await bob.ask(type="list", id=2))["type"] == "peers", "and only once"
+    [requeued] = relay.events("requeued")
+    assert (requeued["name"], requeued["count"]) == ("bob", 1)
 
 
 async def test_a_connection_that_says_nothing_for_two_rounds_is_dropped() -> None:
