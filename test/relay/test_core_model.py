@@ -210,7 +210,8 @@ class CoreMachine(RuleBasedStateMachine):
     def hello(self, hello: frames.Hello, credential: Credential | None) -> None:
         client = self.open()
         self.relay.login(client.connection, hello, credential, now=self.now)
-        self.model.log_in(client, hello, credential)
+        forgotten = [effect.name for effect in self.relay.effects if isinstance(effect, Forgotten)]
+        self.model.log_in(client, hello, credential, forgotten)
         self.compare()
 
     def open(self) -> Client:
@@ -421,8 +422,8 @@ class CoreMachine(RuleBasedStateMachine):
         """Nobody has heard of this message; a repeat of it is accepted, with the same ids."""
         message = accepted.message
         del self.texts[message.reference]
-        for delivery in accepted.deliveries:
-            del self.ids[message.text, delivery.peer.name]
+        for copy in [copy for copy in self.ids if copy[0] == message.text]:
+            del self.ids[copy]
         if accepted.key is not None:
             self.lost_keys.append((message.sender, accepted.key, message.to))
 

@@ -675,7 +675,8 @@ async def test_stop_closes_everybody_with_1001_and_accepts_nothing_more() -> Non
 
 async def test_abort_ends_a_stop_that_waits_for_a_peer_that_is_stuck() -> None:
     async with running_relay(timing=Timing(close_wait=600)) as relay:
-        alice = await relay.login("alice")
+        alice = await relay.open(ping_interval=None)  # else it would end by itself
+        await alice.ask(**HELLO)
         alice.websocket.transport.pause_reading()
         stopping = asyncio.create_task(relay.server.stop())
         while not relay.server._is_stopping:

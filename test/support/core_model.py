@@ -120,7 +120,10 @@ class Model:
         self.connecting.append(client)
         return client
 
-    def log_in(self, client: Client, hello: Any, credential: Credential | None) -> None:
+    def log_in(
+        self, client: Client, hello: Any, credential: Credential | None, forgotten: list[str]
+    ) -> None:
+        """`forgotten` is whom the core forgot to make room, which matters if several may go."""
         code = self.login_problem(hello, credential)
         if code is not None:
             self.turn_away(client, code)
@@ -132,7 +135,7 @@ class Model:
         self.log("connected", hello.name)
         self.write(client, "welcome", hello.name)
         if hello.mode == "peer":
-            self.go_online(client, hello)
+            self.go_online(client, hello, forgotten)
 
     def login_problem(self, hello: Any, credential: Credential | None) -> int | None:
         if hello.v != 1:
@@ -154,11 +157,14 @@ class Model:
         self.recorded.append(("login turned down", code))
         self.write(client, "close", code)
 
-    def go_online(self, client: Client, hello: Any) -> None:
+    def go_online(self, client: Client, hello: Any, forgotten: list[str]) -> None:
         name = hello.name
         if name not in self.peers:
             if len(self.peers) >= self.limits.known_names:
-                self.forget((self.idle or self.gone)[0][1])
+                offline = self.idle or self.gone
+                longest = [peer for since, peer in offline if since == offline[0][0]]
+                chosen = [peer for peer in longest if peer.name in forgotten]
+                self.forget((chosen or longest)[0])
             self.peers[name] = Known(name)
         peer = self.peers[name]
         older = peer.client
