@@ -9,59 +9,67 @@ the writer before the writer runs again.
 So the instant is noted in memory that outlives the process: one byte of a mapped file. Setting
 it takes no system call and lets no other thread run, and the next thing is the write of the
 last byte, which the kernel does whole or not at all. What remains is a kill within the
-microsecond between the two.
+microsecond between the two: the messages are gone then, and their last byte never came.
 
     `leaving.<process>`: a byte that is 1 while the last byte may be out, then a line for each
     claimed file: its name, a tab, and the name under which what is left of the message goes
     back; none if nothing is left.
+
+The note is there only while something is handed over. Where it cannot be kept, as on a full
+disk, messages are handed over without: then a kill can show them twice.
 """
 
+import logging
 import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from hoptell import files
+
 PREFIX = "leaving"
 _HELD, _LEAVING = 0, 1
+
+_log = logging.getLogger(__name__)
 
 
 class Departure:
     """The note that one process keeps while it hands messages over, one batch at a time.
 
-    In this order: `prepare`, all but the last byte written, `begin`, the last byte, the files
-    settled, `end`.
+    In this order: `prepare`, all but the last byte written (or the other way round), `begin`,
+    the last byte, the files settled, `end`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._handle = os.open(path, flags, 0o600)
-        os.ftruncate(self._handle, 1)
-        self._state = mmap.mmap(self._handle, 1)
+        self._state: mmap.mmap | None = None
 
     def prepare(self, moves: Iterable[tuple[str, str]]) -> None:
-        """Note what is to become of which claimed file: its new name, or `""` to remove it.
-
-        Raises:
-            OSError: the note could not be written.
-        """
-        self._state[0] = _HELD
+        """Note what is to become of which claimed file: its new name, or `""` to remove it."""
         lines = "".join(f"{claimed}\t{kept_as}\n" for claimed, kept_as in moves).encode()
-        os.ftruncate(self._handle, 1)
-        os.pwrite(self._handle, lines, 1)
+        self._state = None
+        try:
+            handle = files.open_private(self._path, os.O_RDWR | os.O_TRUNC)
+            try:
+                # Written and not only made so long: storing into a page that has no place on
+                # a full disk would end the process.
+                files.write_all(handle, bytes([_HELD]) + lines)
+                self._state = mmap.mmap(handle, 1)
+            finally:
+                os.close(handle)
+        except (OSError, ValueError) as error:
+            _log.warning("cannot note what is handed over (%s): %s", error, self._path)
+            self.end()
 
     def begin(self) -> None:
         """The last byte is written next."""
-        self._state[0] = _LEAVING
+        if self._state is not None:
+            self._state[0] = _LEAVING
 
     def end(self) -> None:
         """The files have been settled, or the last byte could not be written."""
-        self._state[0] = _HELD
-
-    def close(self) -> None:
-        """Remove the note, unless it is still needed; without this the next process does."""
-        if self._state[0] == _HELD:
-            self._path.unlink(missing_ok=True)
+        self._state = None
+        files.remove(self._path)
 
 
 def handed_over(path: Path) -> list[tuple[str, str]]:

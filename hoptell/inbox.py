@@ -1,17 +1,17 @@
 """The folder where deliveries wait for the agent (SPEC.md, 5).
 
     $HOPTELL_HOME/inbox/<name>/
-      0000000000000007-<id>-<sender>.json   a message; the text in it is exact
+      <number>-<id>-<sender>.json   a message; the text in it is exact (see inbox_files.py)
       tmp/       being written
-      claimed/   being shown: <message's name>.<the process that shows it>; and what is being
-                 handed over this instant: leaving.<the process>
+      claimed/   being shown: <message's name>.<the process that holds it>; and what is being
+                 handed over this instant: leaving.<the process> (see departure.py)
       bad/       what could not be read
-      seen       the last 1,000 deliveries, a line each; lock: held while something is stored
+      seen       the last 1,000 deliveries, a line each (see seen.py)
+      lock       held while something is stored
 
-Everything that must be known without opening files is in the names: the order (a number that
-only grows), the delivery (a digest of its id, which may be any text), the sender, and how much
-of a long message was shown (`…-<sender>+<characters>.<parts>.json`). So ten thousand waiting
-messages cost one listing.
+The folder is made for the first message. Everything that must be known without opening files
+is in the names: the order (a number that only grows), the delivery, the sender, and how much of
+a long message was shown. So ten thousand waiting messages cost one listing.
 
 **Nothing lost, nothing doubled.** One process at a time stores (a lock that the kernel frees
 when its holder dies). It writes the file into tmp/ and syncs it and the folder, then adds the
@@ -25,9 +25,9 @@ id is not remembered. The rename needs no sync of its own: losing it leaves the 
 **One winner.** A consumer claims by renaming into claimed/, under its pid and start time, and
 removes the file when what it showed has left the process. A claim whose process died returns
 to its old place, since its name still holds its number. So what was handed over for sure is
-gone, and what may not have been is shown again. (Who can tell the very instant in which it
-hands over notes it: see departure.py.) After a part of a long message the file goes
-back under a name that says how far it was read: one rename, no second file to agree with.
+gone, and what may not have been is shown again. (The very instant of handing over is noted:
+see departure.py.) After a part of a long message the file goes back under a name that says how
+far it was read: one rename, no second file to agree with.
 
 **Numbers, not times.** The next number is one more than the largest in `seen`, or in any name
 if `seen` is new, so clock steps and several storing processes cannot disturb the order. What
@@ -36,38 +36,33 @@ was announced can later be remembered as the largest number that was.
 **Waiting** arms the file system's events first (watch.py), then looks, then waits: nothing falls
 between. Every few seconds it looks all the same, for claims of dead processes and lost events.
 
-Every method may block for as long as the disk takes (and storing up to 10 s for the lock);
-all are safe to call from several threads.
+Every method may block for as long as the disk takes (and `store` and `Claim.restore` up to
+10 s for the lock); all are safe to call from several threads.
 """
 
 import contextlib
 import errno
 import fcntl
-import hashlib
+import functools
 import itertools
 import logging
 import os
-import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from hoptell import departure, processes
+from hoptell import departure, files, inbox_files, processes
 from hoptell.departure import Departure
 from hoptell.errors import InboxError
 from hoptell.frames import Message, encode
-from hoptell.names import is_name, name_problem
+from hoptell.inbox_files import SUFFIX, Unreadable
+from hoptell.names import name_problem
+from hoptell.processes import Process
+from hoptell.seen import Seen
 from hoptell.watch import Watch
 
-SEEN_DELIVERIES = 1_000
-"""How many delivery ids are remembered."""
-MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Larger ones are not a message: a frame has at most half of it."""
 LEAST_FRAME_LENGTH = 300
 """Characters that stand around a message's text at least when it is shown."""
 LOCK_TIMEOUT = 10.0
@@ -75,20 +70,9 @@ LOCK_TIMEOUT = 10.0
 UNKNOWN_CLAIM_TIMEOUT = 600.0
 """Seconds after which a claim returns whose process cannot be seen (it is in a container)."""
 
-_NAME = re.compile(
-    r"(?P<number>\d{16})-(?P<id>[0-9a-f]{32})-(?P<sender>[A-Za-z0-9_-]{1,64})"
-    r"(?:\+\d+\.\d+)?\.json",
-    re.ASCII,
-)
-_PROGRESS = re.compile(
-    r"(?P<stem>.*?)(?:\+(?P<offset>\d{1,9})\.(?P<parts>\d{1,9}))?\.json", re.ASCII | re.DOTALL
-)
-_SEEN_LINE = re.compile(rb"(\d{16}) ([0-9a-f]{32})\n")
-_SEEN_LINE_BYTES = 50
-_NO_NAME = "_"
-"""Stands for a sender that is no peer name (no relay sends one): names start otherwise."""
+# Why one file cannot be moved while others can.
+_IMMOVABLE_ERRORS = {errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.ENAMETOOLONG}
 
-_decode = msgspec.json.Decoder(Message).decode
 _log = logging.getLogger(__name__)
 
 
@@ -168,9 +152,7 @@ class Claim:
             return ""
         if offset <= self.offset:
             return self._home_name
-        match = _PROGRESS.fullmatch(self._home_name)
-        stem = match["stem"] if match else self._home_name
-        return f"{stem}+{offset}.{self.parts + 1}.json"
+        return inbox_files.with_progress(self._home_name, offset, self.parts + 1)
 
     def release(self) -> None:
         """Put the message back in its place: nothing (more) of it was handed over."""
@@ -194,7 +176,7 @@ class Claim:
 
 
 class Inbox:
-    """The inbox of one peer name on this machine.
+    """The inbox of one peer name on this machine, also before anything has arrived in it.
 
     Several processes may use it at the same time; each message goes to one of them.
 
@@ -207,14 +189,15 @@ class Inbox:
         if problem := name_problem(name):
             raise InboxError(problem)
         self.name = name
-        self.folder = Path(home).absolute() / "inbox" / name
+        self.folder = inbox_files.folder_of(Path(home).absolute()) / name
         self._tmp = self.folder / "tmp"
         self._claimed = self.folder / "claimed"
-        self._bad = self.folder / "bad"
-        self._seen = _Seen(self.folder / "seen")
+        self._bad = self.folder / inbox_files.BAD
+        self._seen = Seen(self.folder / "seen")
+        self._storing = threading.Lock()  # besides the file's, which holds off other processes
         self._immovable: set[str] = set()  # unreadable, and cannot be moved to bad/ either
         with self._explained():
-            self._prepare()
+            self._prepare(make=False)
             self._recover()
 
     # Storing ------------------------------------------------------------------------------
@@ -227,78 +210,100 @@ class Inbox:
         Raises:
             InboxError: it was not stored, or that is not certain: do not confirm it.
         """
-        digest = hashlib.sha256(message.id.encode()).hexdigest()[:32]
+        digest = inbox_files.digest(message.id)
         with self._explained():
             self._prepare()
             with self._locked():
                 self._seen.refresh(self._largest_number)
-                self._finish_stores()
+                finished = self._finish_stores()
                 if digest in self._seen:
-                    return False
+                    return digest in finished
                 number = self._seen.last + 1
-                sender = message.sender if is_name(message.sender) else _NO_NAME
-                name = f"{number:016}-{digest}-{sender}.json"
-                _write(self._tmp / name, encode(message))
-                _sync_folder(self._tmp)
+                name = inbox_files.new_name(number, digest, message.sender)
+                files.write(self._tmp / name, encode(message), sync=True)
+                files.sync_folder(self._tmp)
                 self._seen.add(number, digest)
                 os.rename(self._tmp / name, self.folder / name)
         return True
 
     def _store_again(self, name: str, message: Message) -> None:
         # It is in `seen`: under its own name, what a crash left of it would count as stored.
-        file = self._tmp / f"{0:016}-{0:032}-{_NO_NAME}.json"
+        file = self._tmp / inbox_files.new_name(0, f"{0:032}", "")
         with self._explained():
             self._prepare()
             with self._locked():
-                _write(file, encode(message))
+                files.write(file, encode(message), sync=True)
                 os.rename(file, self.folder / name)
 
-    def _finish_stores(self) -> None:
-        # The caller holds the lock, so whoever wrote these is dead.
-        for name in os.listdir(self._tmp):
-            match = _NAME.fullmatch(name)
-            if match and self._seen.number_of(match["id"]) == int(match["number"]):
+    def _finish_stores(self) -> set[str]:
+        """Finish what others began, or throw it away; the digests of what is stored now."""
+        # The caller holds the lock, so whoever wrote these is dead, or has failed.
+        finished = set()
+        for name in list(files.names(self._tmp)):
+            label = inbox_files.label(name)
+            if label and self._seen.number_of(label.id) == label.number:
                 os.rename(self._tmp / name, self.folder / name)
-            elif match:
-                _remove(self._tmp / name)
+                finished.add(label.id)
+            elif label:
+                files.remove(self._tmp / name)
             else:
                 self._move_to_bad(self._tmp / name, name, "it is not a message being stored")
+        return finished
 
     def _largest_number(self) -> int:
-        names = [
-            name
-            for folder in (self.folder, self._claimed, self._tmp)
-            for name in os.listdir(folder)
-        ]
-        matches = (_NAME.match(name) for name in names)
-        return max((int(match["number"]) for match in matches if match), default=0)
+        names = [*files.names(self.folder), *files.names(self._tmp)]
+        names += [name.rpartition(".")[0] for name in files.names(self._claimed)]
+        labels = map(inbox_files.label, names)
+        return max((label.number for label in labels if label), default=0)
 
     # Reading ------------------------------------------------------------------------------
 
-    def claim(self, limit: int | None = None, characters: int | None = None) -> list[Claim]:
+    def claim(
+        self,
+        limit: int | None = None,
+        characters: int | None = None,
+        *,
+        holder: Process | None = None,
+    ) -> list[Claim]:
         """Take messages that wait, oldest first; no other process sees them meanwhile.
 
         Stops at `limit` messages, or once they are sure to fill `characters` when shown. What
         cannot be read is moved to bad/ and left out. Each claim must be settled: what is not
-        when the process ends returns to the inbox.
+        when its holder ends, this process or the one that is given, returns to the inbox.
         """
         claims: list[Claim] = []
         length = 0
         try:
             with self._explained():
-                self._prepare()
+                self._prepare(make=False)
                 self._recover()
                 for name in self._names():
                     if limit is not None and len(claims) >= limit:
                         break
                     if characters is not None and length >= characters:
                         break
-                    if (claim := self._claim(name)) is not None:
+                    if (claim := self._claim(name, holder)) is not None:
                         claims.append(claim)
                         length += len(claim.message.text) - claim.offset + LEAST_FRAME_LENGTH
         except BaseException:
             release(claims)
             raise
+        return claims
+
+    def held_by(self, holder: Process) -> list[Claim]:
+        """What another process claimed for `holder` and did not settle, oldest first.
+
+        The caller sees to it that the other one does so no more.
+        """
+        claims = []
+        with self._explained():
+            for entry in sorted(files.names(self._claimed)):
+                name, _, owner = entry.rpartition(".")
+                if owner != str(holder) or not name.endswith(SUFFIX):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # it returned to the inbox
+                    if (claim := self._opened(self._claimed / entry, name)) is not None:
+                        claims.append(claim)
         return claims
 
     def claim_answer(self, sender: str, reference: str, seen: set[str]) -> Claim | None:
@@ -308,11 +313,11 @@ class Inbox:
         that asking again opens only what has come since.
         """
         with self._explained():
-            self._prepare()
+            self._prepare(make=False)
             self._recover()
             for name in self._names():
-                match = _NAME.fullmatch(name)
-                if match is None or match["sender"] != sender or name in seen:
+                label = inbox_files.label(name)
+                if label is None or label.sender != sender or name in seen:
                     continue
                 if not self._answers(name, reference):
                     seen.add(name)
@@ -322,28 +327,21 @@ class Inbox:
 
     def _answers(self, name: str, reference: str) -> bool:
         try:
-            return _read(self.folder / name).reply_to == reference
-        except (_Unreadable, FileNotFoundError):
+            return inbox_files.read(self.folder / name).reply_to == reference
+        except (Unreadable, FileNotFoundError):
             return False  # `claim` will report it; another consumer took it
 
     def departure(self) -> Departure:
-        """Where this process notes what it is handing over from this inbox; one at a time.
-
-        Raises:
-            InboxError: it cannot be noted.
-        """
-        with self._explained():
-            self._prepare()
-            return Departure(self._claimed / f"{departure.PREFIX}.{processes.current()}")
+        """Where this process notes what it is handing over from this inbox; one at a time."""
+        return Departure(self._claimed / f"{departure.PREFIX}.{processes.current()}")
 
     def waiting(self) -> Waiting:
         """Tell what waits, without claiming anything."""
         with self._explained():
             self._recover()
             names = self._names()
-            matches = (_NAME.fullmatch(name) for name in names)
-            senders = dict.fromkeys(match["sender"] for match in matches if match)
-            senders.pop(_NO_NAME, None)
+            labels = map(inbox_files.label, names)
+            senders = dict.fromkeys(label.sender for label in labels if label and label.sender)
             oldest_at = None
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # claimed meanwhile
@@ -355,38 +353,42 @@ class Inbox:
     def bad_files(self) -> list[Path]:
         """Name the files that could not be read; they stay where they are."""
         with self._explained():
-            moved = [self._bad / name for name in sorted(_list(self._bad))]
+            moved = [self._bad / name for name in sorted(files.names(self._bad))]
             return moved + [self.folder / name for name in sorted(self._immovable)]
 
     def _names(self) -> list[str]:
         """The names of all waiting messages, oldest first."""
-        found = [name for name in _list(self.folder) if name.endswith(".json")]
+        found = [name for name in files.names(self.folder) if name.endswith(SUFFIX)]
         if self._immovable:
             found = [name for name in found if name not in self._immovable]
         found.sort()
         return found
 
-    def _claim(self, name: str) -> Claim | None:
-        file = self._claimed / f"{name}.{processes.current()}"
+    def _claim(self, name: str, holder: Process | None = None) -> Claim | None:
+        file = self._claimed / f"{name}.{holder or processes.current()}"
         try:
             os.rename(self.folder / name, file)
         except FileNotFoundError:
             return None  # another consumer won it
         except OSError as error:
+            if error.errno not in _IMMOVABLE_ERRORS:
+                raise
             self._immovable.add(name)
             self._report_bad(name, f"it cannot be moved: {error.strerror}")
             return None
+        return self._opened(file, name)
+
+    def _opened(self, file: Path, name: str) -> Claim | None:
+        """The claim of a file that has been moved to claimed/."""
         try:
-            message = _read(file)
-        except _Unreadable as error:
+            message = inbox_files.read(file)
+        except Unreadable as error:
             self._move_to_bad(file, name, str(error))
             return None
         except BaseException:
             self._put_back(file, name)
             raise
-        progress = _PROGRESS.fullmatch(name)
-        offset = int(progress["offset"] or 0) if progress else 0
-        parts = int(progress["parts"] or 0) if progress else 0
+        offset, parts = inbox_files.progress(name)
         if offset >= len(message.text):  # somebody else's doing: show it all
             offset = parts = 0
         return Claim(self, file, name, message, offset, parts)
@@ -397,7 +399,8 @@ class Inbox:
             if not os.path.lexists(target):
                 break
             target = self._bad / f"{name}.{count}"
-        os.rename(file, target)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.rename(file, target)
         self._report_bad(name, reason)
 
     def _report_bad(self, name: str, reason: str) -> None:
@@ -405,7 +408,7 @@ class Inbox:
 
     def _remove(self, file: Path) -> None:
         with self._explained():
-            _remove(file)
+            files.remove(file)
 
     def _put_back(self, file: Path, name: str) -> None:
         with self._explained(), contextlib.suppress(FileNotFoundError):
@@ -421,19 +424,19 @@ class Inbox:
         """
         import asyncio  # here, since it takes 25 ms that `hoptell listen` does not need
 
-        if (found := self._anything()) or timeout == 0:
+        if (found := await asyncio.to_thread(self._anything)) or timeout == 0:
             return found
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         with Watch(self.folder, lambda: loop.call_soon_threadsafe(arrived.set)) as watch:
             for pause in watch.pauses(timeout):
                 arrived.clear()
-                if self._anything():
+                if await asyncio.to_thread(self._anything):
                     return True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await arrived.wait()
-        return self._anything()
+        return await asyncio.to_thread(self._anything)
 
     def wait_blocking(self, timeout: float | None = None) -> bool:
         """Wait as `wait` does, without an event loop."""
@@ -452,23 +455,26 @@ class Inbox:
         with self._explained():
             self._recover()
             return any(
-                name.endswith(".json") and name not in self._immovable
-                for name in _iterate(self.folder)
+                name.endswith(SUFFIX) and name not in self._immovable
+                for name in files.names(self.folder)
             )
 
     # Coming back after a crash ------------------------------------------------------------
 
     def _recover(self) -> None:
         """Finish what dead processes began: their stores and their claims."""
-        if any(True for _ in _iterate(self._tmp)):
-            with self._locked(wait=False) as held:  # else its holder does it
-                if held:
-                    self._seen.refresh(self._largest_number)
-                    self._finish_stores()
+        if any(True for _ in files.names(self._tmp)):
+            try:
+                with self._locked(wait=False) as held:  # else its holder does it
+                    if held:
+                        self._seen.refresh(self._largest_number)
+                        self._finish_stores()
+            except OSError as error:  # no reason to show nothing of what is there
+                _log.warning("cannot finish what is in %s: %s", self._tmp, error.strerror)
         gone: dict[str, bool] = {str(processes.current()): False}
-        for entry in _list(self._claimed):
+        for entry in list(files.names(self._claimed)):
             name, _, owner = entry.rpartition(".")
-            if not name.endswith(".json") and name != departure.PREFIX:
+            if not name.endswith(SUFFIX) and name != departure.PREFIX:
                 self._move_to_bad(self._claimed / entry, entry, "it is not a claimed message")
                 continue
             if owner not in gone:
@@ -483,8 +489,8 @@ class Inbox:
             if kept_as:
                 self._put_back(self._claimed / claimed, kept_as)
             else:
-                _remove(self._claimed / claimed)
-        _remove(note)  # last: as long as it is there, whoever comes knows
+                files.remove(self._claimed / claimed)
+        files.remove(note)  # last: as long as it is there, whoever comes knows
 
     def _is_gone(self, owner: str, file: Path) -> bool:
         process = processes.parse(owner)
@@ -495,17 +501,21 @@ class Inbox:
             claimed_at = os.lstat(file).st_ctime  # a rename sets it
         except FileNotFoundError:
             return False
-        return time.time() - claimed_at > UNKNOWN_CLAIM_TIMEOUT
+        # Either way: a clock that was set back must not hide a message until it has caught up.
+        return abs(time.time() - claimed_at) > UNKNOWN_CLAIM_TIMEOUT
 
     # Folders and the lock -----------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Make the folders, or check them again: somebody may have removed or replaced one."""
-        home = self.folder.parent.parent
-        if not home.parent.is_dir():
-            home.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (home, home / "inbox", self.folder, self._tmp, self._claimed, self._bad):
-            _private_folder(folder)
+    def _prepare(self, *, make: bool = True) -> None:
+        """Make the folders, or check them again: somebody may have removed or replaced one.
+
+        Without `make` an inbox that is not there is not made.
+        """
+        home, inboxes = self.folder.parent.parent, self.folder.parent.name
+        files.private_folder(home, inboxes)
+        if make or os.path.lexists(self.folder):
+            for folder in (self.folder, self._tmp, self._claimed, self._bad):
+                files.private_folder(folder)
 
     @contextlib.contextmanager
     def _locked(self, wait: bool = True) -> Iterator[bool]:
@@ -514,27 +524,38 @@ class Inbox:
         The kernel frees it when its holder dies, so no dead process can block another.
         """
         deadline = time.monotonic() + (LOCK_TIMEOUT if wait else 0)
-        pause = 0.001
-        while (handle := self._try_lock()) is None:
-            if time.monotonic() >= deadline:
-                if not wait:
-                    yield False
-                    return
-                raise InboxError(
-                    f"another process has been storing into {self.folder} for {LOCK_TIMEOUT:.0f} s:"
-                    " if one of hoptell's processes is stopped, continue or end it"
-                )
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
+        with self._storing_alone(LOCK_TIMEOUT if wait else 0) as alone:
+            pause = 0.001
+            while (handle := self._try_lock() if alone else None) is None:
+                if time.monotonic() >= deadline:
+                    if not wait:
+                        yield False
+                        return
+                    raise InboxError(
+                        f"another process has been storing into {self.folder} for"
+                        f" {LOCK_TIMEOUT:.0f} s: if one of hoptell's processes is stopped,"
+                        " continue or end it"
+                    )
+                time.sleep(pause)
+                pause = min(pause * 2, 0.05)
+            try:
+                yield True
+            finally:
+                os.close(handle)
+
+    @contextlib.contextmanager
+    def _storing_alone(self, timeout: float) -> Iterator[bool]:
+        # NFS takes two locks of one process for the same, and frees both with the first.
+        alone = self._storing.acquire(timeout=timeout)
         try:
-            yield True
+            yield alone
         finally:
-            os.close(handle)
+            if alone:
+                self._storing.release()
 
     def _try_lock(self) -> int | None:
         path = self.folder / "lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(path, flags, 0o600)
+        handle = files.open_private(path, os.O_RDWR)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), os.lstat(path)):  # else it was replaced
@@ -559,201 +580,40 @@ class Inbox:
 def settle(claims: Sequence[Claim], ends: Sequence[int]) -> None:
     """Say of the first claims up to which character their text was handed over, and put back
     the others (`render.Batch.ends`).
+
+    Raises:
+        InboxError: of one of them, after all the others were settled.
     """
-    for claim, end in zip(claims, ends, strict=False):
-        claim.keep_from(end)
-    release(claims[len(ends) :])
+    moves = [
+        functools.partial(claim.keep_from, end) for claim, end in zip(claims, ends, strict=False)
+    ]
+    _do_all([*moves, *(claim.release for claim in claims[len(ends) :])])
 
 
 def release(claims: Iterable[Claim]) -> None:
-    """Put back every one of `claims` that was not settled."""
-    for claim in claims:
-        claim.release()
+    """Put back every one of `claims` that was not settled.
+
+    Raises:
+        InboxError: of one of them, after all the others were put back.
+    """
+    _do_all(claim.release for claim in claims)
 
 
-class _Seen:
-    """The deliveries stored last, in a file; used only by the holder of the lock."""
+def restore(claims: Iterable[Claim]) -> None:
+    """Put back every one of `claims` as it was claimed: it did not get to anybody.
 
-    def __init__(self, path: Path) -> None:
-        self.last = 0
-        """The largest number given so far."""
-        self._path = path
-        self._numbers: dict[str, int] = {}  # oldest first
-        self._file: tuple[int, int] | None = None
-        self._size = 0
+    Raises:
+        InboxError: of one of them, after all the others were put back.
+    """
+    _do_all(claim.restore for claim in claims)
 
-    def __contains__(self, digest: str) -> bool:
-        return digest in self._numbers
 
-    def number_of(self, digest: str) -> int | None:
-        return self._numbers.get(digest)
-
-    def refresh(self, largest_number: Callable[[], int]) -> None:
-        """Read what other processes added; drop a last line that was cut off by a crash."""
-        with self._open() as handle:
-            status = os.fstat(handle)
-            if (status.st_dev, status.st_ino) != self._file or status.st_size < self._size:
-                self._numbers.clear()
-                self._file = (status.st_dev, status.st_ino)
-                self._size = 0
-                self.last = largest_number()
-            if status.st_size > self._size:
-                self._take(os.pread(handle, status.st_size - self._size, self._size))
-            if status.st_size > self._size:
-                os.ftruncate(handle, self._size)
-
-    def add(self, number: int, digest: str) -> None:
-        """Remember one delivery; when this returns it survives a crash.
-
-        `refresh` came before, under the same lock.
-        """
-        line = f"{number:016} {digest}\n".encode()
-        if self._size >= 2 * SEEN_DELIVERIES * _SEEN_LINE_BYTES:
-            self._shorten()
-        with self._open() as handle:
-            if os.pwrite(handle, line, self._size) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(handle)
-        if self._size == 0:  # the file may be new
-            _sync_folder(self._path.parent)
-        self._take(line)
-
-    def _take(self, data: bytes) -> None:
-        complete = data[: data.rfind(b"\n") + 1]
-        self._size += len(complete)
-        for number, digest in _SEEN_LINE.findall(complete):
-            self.last = max(self.last, int(number))
-            self._numbers.pop(digest.decode(), None)
-            self._numbers[digest.decode()] = int(number)
-        for digest in list(self._numbers)[:-SEEN_DELIVERIES]:
-            del self._numbers[digest]
-
-    def _shorten(self) -> None:
-        lines = "".join(f"{number:016} {digest}\n" for digest, number in self._numbers.items())
-        _write(self._path.with_name("seen.new"), lines.encode())
-        os.rename(self._path.with_name("seen.new"), self._path)
-        _sync_folder(self._path.parent)
-        status = os.stat(self._path)
-        self._file = (status.st_dev, status.st_ino)
-        self._size = status.st_size
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[int]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(self._path, flags, 0o600)
+def _do_all(steps: Iterable[Callable[[], None]]) -> None:
+    problem = None
+    for step in steps:
         try:
-            yield handle
-        finally:
-            os.close(handle)
-
-
-class _Unreadable(Exception):
-    """A file that is not a message; the text says why."""
-
-
-_UNREADABLE_ERRORS = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO}
-
-
-def _read(file: Path) -> Message:
-    """Read a claimed file; tighten its mode.
-
-    Raises:
-        _Unreadable: it is not, and will not become, a message.
-    """
-    try:
-        return _decode(_read_bytes(file))
-    except (msgspec.DecodeError, RecursionError):
-        raise _Unreadable("it is not a message in JSON") from None
-    except OSError as error:
-        if error.errno in _UNREADABLE_ERRORS:
-            raise _Unreadable(error.strerror) from None
-        raise
-
-
-def _read_bytes(file: Path) -> bytes:
-    # Neither through a link nor waiting for somebody to write into a pipe.
-    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise _Unreadable("it is not a file")
-        if status.st_uid != os.geteuid():
-            raise _Unreadable("it belongs to another user")
-        if status.st_size > MAX_FILE_BYTES:
-            raise _Unreadable("it is too large")
-        if status.st_mode & 0o077:
-            os.fchmod(handle, 0o600)
-        with open(handle, "rb", closefd=False) as stream:
-            return stream.read()
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a new private file, and have it on disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _private_folder(folder: Path) -> None:
-    """Make a folder for us alone, or make sure that it is one.
-
-    Raises:
-        InboxError: it is a symbolic link, not a folder, or another user's.
-    """
-    try:
-        os.mkdir(folder, 0o700)
-        _sync_folder(folder.parent)
-    except FileExistsError:
-        pass
-    status = os.lstat(folder)
-    if stat.S_ISLNK(status.st_mode):
-        raise InboxError(f"{folder} is a symbolic link: put a folder there (see HOPTELL_HOME)")
-    if not stat.S_ISDIR(status.st_mode):
-        raise InboxError(f"{folder} is not a folder: move it away (see HOPTELL_HOME)")
-    if status.st_uid != os.geteuid():
-        raise InboxError(f"{folder} belongs to another user: set HOPTELL_HOME to a folder of yours")
-    if status.st_mode & 0o777 == 0o700:
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fchmod(handle, 0o700)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _iterate(folder: Path) -> Iterator[str]:
-    """The names in a folder, none if it is gone, as they come."""
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry.name
-    except FileNotFoundError:
-        return
-
-
-def _list(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+            step()
+        except InboxError as error:
+            problem = error
+    if problem is not None:
+        raise problem

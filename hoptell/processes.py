@@ -85,14 +85,36 @@ def _identity(pid: int) -> Process:
     return Process(pid, started, _boot(), _namespace())
 
 
+def kernel_fields(pid: int) -> tuple[str, list[str]] | None:
+    """A process as /proc/<pid>/stat has it: its short name, and what follows the name there
+    (state, parent, group …); None if it is gone, or there is no /proc.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # pid (name) state ppid …: the name may hold spaces and brackets, the rest does not.
+    start, _, rest = stat.rpartition(")")
+    return start.partition("(")[2], rest.split()
+
+
 if sys.platform == "linux":
 
     def _started(pid: int) -> int | None:
+        if (found := kernel_fields(pid)) is None:
+            return None
         try:
-            # pid (name) state ppid …: the name may hold spaces and brackets, the rest does not.
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            return None if fields[0] in (b"Z", b"X") else int(fields[19])
-        except (OSError, IndexError, ValueError):
+            return None if found[1][0] in "ZX" else int(found[1][19])
+        except (IndexError, ValueError):
+            return None
+
+    def parent_of(pid: int) -> int | None:
+        """The pid of a process's parent; None where that cannot be seen."""
+        if (found := kernel_fields(pid)) is None:
+            return None
+        try:
+            return int(found[1][1])
+        except (IndexError, ValueError):
             return None
 
     def _boot() -> str:
@@ -117,6 +139,15 @@ else:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return None
             return int(process.create_time() * 1000)
+        except psutil.Error:
+            return None
+
+    def parent_of(pid: int) -> int | None:
+        """The pid of a process's parent; None where that cannot be seen."""
+        import psutil
+
+        try:
+            return psutil.Process(pid).ppid()  # type: ignore[no-any-return]
         except psutil.Error:
             return None
 

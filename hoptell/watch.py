@@ -2,6 +2,7 @@
 
 Who waits looks into the folder once the watch is armed, and after every pause that it names:
 events can be lost, and where none can be had (limits exhausted) looking often replaces them.
+A folder that is not there yet is awaited in the one around it, in the same way.
 """
 
 import logging
@@ -19,38 +20,52 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Calls `arrived`, in a thread of its own, when a file appears in a folder."""
+    """Calls `arrived`, in a thread of its own, when a file, or the folder, appears."""
 
     def __init__(self, folder: Path, arrived: Callable[[], object]) -> None:
         self._folder = folder
         self._arrived = arrived
+        self._watched: Path | None = None
         self._observer: Any = None
 
     def __enter__(self) -> Self:
-        self._observer = _observe(self._folder, self._arrived)
+        self._arm()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._observer is not None:
             self._observer.stop()
             self._observer.join()
 
+    def _arm(self) -> None:
+        """Watch the folder, or the one around it as long as there is none."""
+        watched = self._folder if self._folder.is_dir() else self._folder.parent
+        if watched != self._watched:
+            self._disarm()
+            self._observer = _observe(watched, self._arrived)
+            self._watched = watched
+
     def pauses(self, timeout: float | None) -> Iterator[float]:
         """For how many seconds to wait for `arrived` before looking again, until the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause, longest = POLL_INTERVALS if self._observer is None else (LOOK_INTERVAL,) * 2
+        poll_pause, longest = POLL_INTERVALS
         while True:
-            left = longest if deadline is None else deadline - time.monotonic()
+            self._arm()
+            pause = LOOK_INTERVAL if self._observer is not None else poll_pause
+            left = pause if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return
             yield min(pause, left)
-            pause = min(pause * 1.5, longest)
+            poll_pause = min(poll_pause * 1.5, longest)
 
 
 def _observe(folder: Path, arrived: Callable[[], object]) -> Any:
     """Start watching; None where the system gives no events."""
     # Here, since it takes 25 ms that storing and claiming do not need.
-    from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent
+    from watchdog.events import DirCreatedEvent, FileCreatedEvent, FileMovedEvent, FileSystemEvent
     from watchdog.events import FileSystemEventHandler as Handler
     from watchdog.observers import Observer
     from watchdog.observers.polling import PollingObserver
@@ -65,7 +80,7 @@ def _observe(folder: Path, arrived: Callable[[], object]) -> Any:
     try:
         observer = Observer()
         # Only these: looking into the folder is itself an event.
-        events: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent]
+        events: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent, DirCreatedEvent]
         observer.schedule(Arrivals(), str(folder), event_filter=events)
         observer.start()
     except (OSError, RuntimeError) as error:  # inotify's limits; no more threads

@@ -4,6 +4,7 @@ Run as a script it is such a process: `python test_departure.py HOME STEP` hands
 as far as STEP, and kills itself.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -88,9 +89,10 @@ def test_the_note_of_a_dead_process_goes_and_that_of_a_live_one_stays(
 ) -> None:
     killed(tmp_path, "begun")
     mine = inbox.departure()
+    mine.prepare([])
     assert ids(inbox) == ["2", "3"]
     assert len(list((inbox.folder / "claimed").iterdir())) == 1
-    mine.prepare([])
+    mine.end()
 
 
 def test_a_note_without_claims_goes_too(inbox: Inbox, tmp_path: Path) -> None:
@@ -112,14 +114,33 @@ def test_a_process_hands_over_one_batch_after_the_other(inbox: Inbox) -> None:
     assert inbox.waiting().count == 0
 
 
-def test_a_note_that_is_not_needed_any_more_goes_with_its_process(inbox: Inbox) -> None:
+def test_a_note_is_there_only_while_something_is_handed_over(inbox: Inbox) -> None:
     departure = inbox.departure()
+    assert list((inbox.folder / "claimed").iterdir()) == []
+    departure.prepare([])
     departure.begin()
-    departure.close()
     assert len(list((inbox.folder / "claimed").iterdir())) == 1
     departure.end()
-    departure.close()
-    departure.close()
+    assert list((inbox.folder / "claimed").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+def test_on_a_full_disk_messages_are_handed_over_without_a_note(
+    inbox: Inbox, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    claims = inbox.claim(2)
+    departure = inbox.departure()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        departure.prepare(map(Claim.move, claims, ENDS))
+    assert "No space left" in caplog.text
+    departure.begin()
+    settle(claims, ENDS)
+    departure.end()
+    assert left(inbox) == [("2", 2, 1), ("3", 0, 0)]
     assert list((inbox.folder / "claimed").iterdir()) == []
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inbox import NAME, ids, message, process, run
+from support.inbox import NAME, ids, made, message, process, run
 
+from hoptell import files, processes, watch
 from hoptell import inbox as inbox_module
-from hoptell import processes, watch
+from hoptell import seen as seen_module
 from hoptell.errors import InboxError
 from hoptell.frames import encode
-from hoptell.inbox import SEEN_DELIVERIES, Inbox, release, settle
+from hoptell.inbox import Inbox, release, settle
+from hoptell.seen import SEEN_DELIVERIES
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inbox(home: Path) -> Inbox:
-    return Inbox(home, NAME)
+    return made(home)
 
 
 def fill(inbox: Inbox, count: int) -> None:
@@ -41,7 +45,7 @@ def fill(inbox: Inbox, count: int) -> None:
         file.write_bytes(encode(message(f"delivery-{number}")))
 
 
-def files(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -132,7 +136,7 @@ def test_the_last_1000_delivery_ids_are_kept(
 def test_the_list_of_seen_deliveries_stays_small(
     inbox: Inbox, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_module, "SEEN_DELIVERIES", 10)
+    monkeypatch.setattr(seen_module, "SEEN_DELIVERIES", 10)
     other = Inbox(home, NAME)
     for number in range(100):
         assert (inbox if number % 3 else other).store(message(f"delivery-{number}"))
@@ -191,7 +195,7 @@ def test_a_full_disk_refuses_the_message_whole_and_the_next_one_is_stored(
         assert ids(inbox) == []
     assert inbox.store(message())
     assert ids(inbox) == ["delivery-1"]
-    assert files(inbox.folder / "tmp") == []
+    assert files_in(inbox.folder / "tmp") == []
 
 
 def test_a_line_written_in_part_is_not_taken_for_a_stored_delivery(
@@ -204,6 +208,89 @@ def test_a_line_written_in_part_is_not_taken_for_a_stored_delivery(
             inbox.store(message())
     assert inbox.store(message())
     assert ids(inbox) == ["delivery-1"]
+
+
+def test_an_inbox_is_made_for_its_first_message(home: Path) -> None:
+    inbox = Inbox(home, NAME)
+    assert inbox.waiting() == inbox_module.Waiting(0, (), None, 0)
+    assert inbox.claim() == []
+    assert inbox.claim_answer("bob", "question", set()) is None
+    assert inbox.bad_files() == []
+    assert not inbox.wait_blocking(0)
+    assert files_in(home / "inbox") == []
+    assert inbox.store(message())
+    assert ids(inbox) == ["delivery-1"]
+
+
+def test_a_store_that_is_not_known_to_be_on_disk_counts_for_nothing(
+    inbox: Inbox, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{handle}")) == "seen":
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(InboxError, match="Input/output error"):
+            inbox.store(message())
+    assert ids(inbox) == []
+    assert (inbox.folder / "seen").read_bytes() == b""
+    assert Inbox(home, NAME).store(message())
+    assert ids(inbox) == ["delivery-1"]
+
+
+def test_a_store_that_the_next_one_finishes_is_new_to_who_stores_it_again(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: Any, target: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fail)
+        with pytest.raises(InboxError):
+            inbox.store(message())
+    assert inbox.store(message()), "nobody can have seen it yet"
+    assert not inbox.store(message())
+    assert ids(inbox) == ["delivery-1"]
+
+
+def test_without_locks_nothing_is_stored_and_everything_can_be_read(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS without its lock service."""
+
+    def fail(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    inbox.store(message())
+    (inbox.folder / "tmp" / "left over").touch()
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(InboxError, match="No locks available"):
+        inbox.store(message("delivery-2"))
+    assert ids(inbox) == ["delivery-1"]
+    assert "No locks available" in caplog.text
+
+
+def test_threads_exclude_each_other_even_where_one_process_has_one_lock(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS."""
+    monkeypatch.setattr(fcntl, "flock", lambda handle, operation: None)
+    sent = {who: [f"{who}-{number:02}" for number in range(20)] for who in "abc"}
+
+    def store(who: str) -> None:
+        for identity in sent[who]:
+            assert inbox.store(message(identity))
+
+    threads = [threading.Thread(target=store, args=(who,)) for who in sent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = ids(inbox)
+    assert len({name[:16] for name in files_in(inbox.folder) if name.endswith(".json")}) == 60
+    for who, own in sent.items():
+        assert [identity for identity in found if identity.startswith(who)] == own
 
 
 def test_a_removed_folder_is_made_again(inbox: Inbox) -> None:
@@ -238,8 +325,8 @@ def test_a_store_killed_at_any_step_loses_and_doubles_nothing(crashed_stores: li
         assert inbox.store(message("delivery-2")) is (len(shown) == 1)
         inbox.store(message("delivery-3"))
         assert [*shown, *ids(inbox)] == ["delivery-1", "delivery-2", "delivery-3"]
-        assert files(inbox.folder / "tmp") == []
-        assert files(inbox.folder / "claimed") == []
+        assert files_in(inbox.folder / "tmp") == []
+        assert files_in(inbox.folder / "claimed") == []
         before += len(shown) == 1
         after += len(shown) == 2
     assert before and after
@@ -269,6 +356,23 @@ def test_a_consumer_killed_at_any_step_loses_nothing_that_was_not_shown(
     assert left_by == {whole, whole[1:]}
 
 
+def test_a_consumer_killed_at_any_step_of_handing_over_loses_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    [steps] = run("crash", tmp_path, NAME, "LEAVE")
+    left_by = set()
+    for step in range(1, int(steps) + 2):
+        inbox = Inbox(tmp_path / str(step), NAME)
+        left = [(claim.message.id, claim.offset, claim.parts) for claim in inbox.claim()]
+        if (tmp_path / str(step) / "left").exists():
+            assert left == [("delivery-2", 1, 1)]
+        else:
+            assert left == [("delivery-1", 0, 0), ("delivery-2", 0, 0)]
+        left_by.add(len(left))
+        assert len(files_in(inbox.folder / "claimed")) == len(left), "no note stays"
+    assert left_by == {1, 2}
+
+
 def test_a_consumer_killed_while_it_takes_messages_back_leaves_no_broken_file(
     tmp_path: Path,
 ) -> None:
@@ -278,7 +382,7 @@ def test_a_consumer_killed_while_it_takes_messages_back_leaves_no_broken_file(
         inbox = Inbox(tmp_path / str(step), NAME)
         left_by.add(tuple((claim.message.id, claim.offset) for claim in inbox.claim()))
         assert inbox.waiting().bad == 0
-        assert files(inbox.folder / "tmp") == []
+        assert files_in(inbox.folder / "tmp") == []
     one, two = ("delivery-1", 0), ("delivery-2", 0)
     kept = ("delivery-2", 1)
     assert left_by == {(one, two), (two,), (kept,), (one, kept)}
@@ -326,8 +430,9 @@ def test_a_claim_of_an_earlier_boot_returns(inbox: Inbox) -> None:
     assert ids(inbox) == ["delivery-1"]
 
 
-def test_a_claim_of_another_container_returns_after_ten_minutes(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("jump", [601, -601])
+def test_a_claim_of_another_container_returns_after_ten_minutes_or_a_jump_of_the_clock(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, jump: int
 ) -> None:
     inbox.store(message())
     inbox.claim()
@@ -336,8 +441,28 @@ def test_a_claim_of_another_container_returns_after_ten_minutes(
     file.rename(file.with_name(file.name.replace(str(me), str(me._replace(namespace="7")))))
     assert ids(inbox) == []
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 601)
+    monkeypatch.setattr(time, "time", lambda: now + jump)
     assert ids(inbox) == ["delivery-1"]
+
+
+def test_a_claim_for_another_process_is_held_until_that_one_ends(inbox: Inbox, home: Path) -> None:
+    sent = [f"delivery-{number}" for number in range(3)]
+    for identity in sent:
+        inbox.store(message(identity))
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        holder = processes.of(other.pid)
+        assert holder is not None
+        inbox.claim(2, holder=holder)[0].remove()
+        assert ids(Inbox(home, NAME)) == sent[2:]  # as if the one that claimed had been killed
+        [claim] = Inbox(home, NAME).held_by(holder)
+        assert claim.message.id == sent[1]
+        assert ids(inbox) == sent[2:]
+    finally:
+        other.kill()
+        other.wait()
+    assert ids(inbox) == sent[1:]
+    assert inbox.held_by(holder) == []
 
 
 def test_a_claim_of_a_live_process_stays_its_own(inbox: Inbox, home: Path) -> None:
@@ -453,7 +578,7 @@ def test_what_was_handed_over_in_vain_is_put_back_as_it_was(inbox: Inbox) -> Non
     settle(claims, [7])
     claims[0].restore()
     assert [(c.offset, c.parts) for c in inbox.claim()] == [(4, 1), (0, 0)]
-    assert files(inbox.folder / "tmp") == []
+    assert files_in(inbox.folder / "tmp") == []
 
 
 def test_claiming_stops_at_what_one_answer_holds(inbox: Inbox) -> None:
@@ -539,7 +664,7 @@ def test_a_file_that_cannot_be_read_is_moved_and_reported(
         path.write_bytes(BAD[kind])
     inbox.store(message())
     assert ids(inbox) == ["delivery-1"]
-    assert files(inbox.folder / "bad") == [path.name]
+    assert files_in(inbox.folder / "bad") == [path.name]
     assert inbox.waiting().bad == 1
     assert inbox.bad_files() == [inbox.folder / "bad" / path.name]
     assert path.name in caplog.text
@@ -551,7 +676,7 @@ def test_a_file_that_cannot_be_read_is_moved_and_reported(
 def test_a_file_of_another_user_is_not_read(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox.store(message())
     real = os.geteuid()
-    monkeypatch.setattr(inbox_module, "_private_folder", lambda folder: None)
+    monkeypatch.setattr(files, "private_folder", lambda *folders: Path())
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
     assert ids(inbox) == []
     assert inbox.waiting().bad == 1
@@ -584,13 +709,48 @@ def test_a_bad_file_that_cannot_be_moved_is_reported_and_passed_over(
     assert not inbox.wait_blocking(0)
 
 
+def test_a_disk_that_refuses_for_a_while_makes_no_message_unreadable(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Any, target: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    inbox.store(message())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", full)
+        with pytest.raises(InboxError, match="No space left"):
+            inbox.claim()
+    assert inbox.waiting().bad == 0
+    assert ids(inbox) == ["delivery-1"]
+
+
+def test_one_message_that_cannot_be_put_back_does_not_keep_the_others(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        inbox.store(message(f"delivery-{number}"))
+    claims = inbox.claim()
+    rename = os.rename
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(target).name.startswith("0000000000000001-"):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        with pytest.raises(InboxError, match="Input/output error"):
+            release(claims)
+    assert ids(inbox) == ["delivery-1", "delivery-2"]
+
+
 def test_what_does_not_belong_into_the_folders_is_kept(inbox: Inbox) -> None:
     (inbox.folder / "tmp" / "notes").mkdir()
     (inbox.folder / "claimed" / "stray").write_text("x")
     (inbox.folder / "README").write_text("mine")
     inbox.store(message())
     assert ids(inbox) == ["delivery-1"]
-    assert files(inbox.folder / "bad") == ["notes", "stray"]
+    assert files_in(inbox.folder / "bad") == ["notes", "stray"]
     assert (inbox.folder / "README").exists()
 
 
@@ -640,7 +800,7 @@ def test_a_symlinked_folder_is_refused(home: Path, tmp_path: Path, which: str) -
     link.symlink_to(elsewhere)
     with pytest.raises(InboxError, match="is a symbolic link: put a folder there"):
         Inbox(home, NAME)
-    assert files(elsewhere) == []
+    assert files_in(elsewhere) == []
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
 
 
@@ -778,6 +938,20 @@ async def test_a_consumer_wakes_for_what_another_process_stored(inbox: Inbox, ho
     async with asyncio.timeout(5):
         await asyncio.to_thread(run, "store", home, NAME, "delivery-1")
         assert await waiting
+
+
+async def test_a_consumer_wakes_for_the_first_message_ever(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_INTERVAL", 60.0)
+    inbox = Inbox(home, NAME)
+    waits = [
+        asyncio.create_task(inbox.wait()),
+        asyncio.create_task(asyncio.to_thread(inbox.wait_blocking, 60)),
+    ]
+    async with asyncio.timeout(5):
+        await asyncio.to_thread(run, "store", home, NAME, "delivery-1")
+        assert await asyncio.gather(*waits) == [True, True]
 
 
 async def test_a_consumer_wakes_for_a_claim_that_is_put_back(inbox: Inbox) -> None:

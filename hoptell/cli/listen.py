@@ -2,12 +2,20 @@
 
 Agents run it in the background and are woken by its end, so it prints messages and nothing
 else to standard output, and starts and waits as cheaply as can be: neither the relay's nor
-the MCP library is loaded. What it printed is removed only once it is flushed; if the reader
-is gone, or this process is ended before, the messages stay.
+the MCP library is loaded.
+
+Nothing is lost: messages are removed only once all of their text has left this process; if the
+reader is gone, or this process is ended before, they stay. From then on they count as shown,
+even if `kill -9` comes before they are removed (see departure.py; here the last newline is
+what it calls the last byte, and all that a kill right before it costs). What remains is a kill
+in the microsecond after the text: it shows them once more. Not to who takes nothing before the
+last newline, which is written later.
 """
 
 import contextlib
 import math
+import os
+import select
 import signal
 import sys
 import time
@@ -53,10 +61,10 @@ Exit codes: 0 printed, 1 failed, 2 wrong usage, 3 nothing arrived in time."""
 def listen_command(name: str, seconds: float | None) -> None:
     """Wait on the inbox of NAME on this machine, print what arrives, and end.
 
-    The inbox is filled by the session that is online as NAME (`hoptell mcp` or `hoptell tmux`);
-    this command needs no relay. Without SECONDS (or 30s, 10m, 2h) it waits until something
-    arrives. What it prints is removed from the inbox; very long messages come in parts, one part
-    each time.
+    The inbox is filled by the session that is online as NAME (`hoptell mcp` or `hoptell tmux`),
+    which may also start later; this command needs no relay. Without SECONDS (or 30s, 10m, 2h) it
+    waits until something arrives. What it prints is removed from the inbox; very long messages
+    come in parts, one part each time.
     """
     inbox = Inbox(load_peer_settings().home, name)
     with _ended_by_signals():
@@ -78,18 +86,27 @@ def _next_claims(inbox: Inbox, seconds: float | None) -> list[Claim]:
 
 
 def _show(inbox: Inbox, claims: list[Claim]) -> None:
+    departure = inbox.departure()
+    has_left = False
     try:
         output = _rendered(inbox, claims)
-        _print(output.text)
+        departure.prepare(map(Claim.move, claims, output.ends))
+        # Bytes, since agents read UTF-8 whatever this machine's locale says.
+        data = output.text.encode()
+        out = sys.stdout.fileno()
+        _write(out, data[:-1])
+        departure.begin()
+        _wait_for_room(out)
+        with _signals_held():  # from here none must make it appear once more
+            _write(out, data[-1:])
+            has_left = True
+            settle(claims, output.ends)
+            departure.end()
     except BaseException:
-        release(claims)
+        if not has_left:  # else the note says what is to become of what could not be settled
+            departure.end()
+            release(claims)
         raise
-    # Printed: from here a signal must not make it appear once more.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_END_SIGNALS, signal.SIGINT))
-    try:
-        settle(claims, output.ends)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _rendered(inbox: Inbox, claims: list[Claim]) -> Batch:
@@ -105,10 +122,29 @@ def _rendered(inbox: Inbox, claims: list[Claim]) -> Batch:
     )
 
 
-def _print(text: str) -> None:
-    # Bytes, since agents read UTF-8 whatever this machine's locale says.
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
+def _write(out: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(out, rest) :]
+        except BlockingIOError:  # whoever started us made it so
+            _wait_for_room(out)
+
+
+def _wait_for_room(out: int) -> None:
+    """Wait until something can be written without waiting, or nothing ever again."""
+    room = select.poll()
+    room.register(out, select.POLLOUT)
+    room.poll()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_END_SIGNALS, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -123,4 +159,4 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
-    raise click.exceptions.Exit(128 + number)
+    raise SystemExit(128 + number)  # nothing on the way takes it for an error

@@ -2,8 +2,10 @@
 
 What goes to standard output is the answer alone, flushed before anything is confirmed: a
 message that could not be printed, because the pipe was closed or the disk is full, stays with
-the relay. Everything else (that a peer is offline, that the connection was lost) is a line on
-standard error.
+the relay, so nothing is lost. What remains: `wait` and `ask` keep nothing on disk, so one that
+is killed, or loses the connection, in the moment between its last byte and the confirmation
+shows the message once more the next time. Everything else (that a peer is offline, that the
+connection was lost) is a line on standard error.
 
 Options stand before TO, and all that follows it is the message, dashes included: agents send
 command lines. A word of the message that is spelled like an option of the command is refused

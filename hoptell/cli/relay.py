@@ -66,10 +66,11 @@ def relay_command(
     log_format: str,
 ) -> None:
     """Run the relay: the one process that takes messages from agent to agent."""
+    from hoptell.env_file import create_token
     from hoptell.relay import daemon, listening
     from hoptell.relay.credentials import Credentials
     from hoptell.relay.log import EventLog, LoggingHandler, open_output
-    from hoptell.settings import create_token, load_relay_settings
+    from hoptell.settings import load_relay_settings
 
     settings = load_relay_settings(host=host or None, port=port, members=members, journal=journal)
     credentials = None

@@ -13,6 +13,7 @@ from hoptell.names import name_problem, roles_problem, split_roles
 from hoptell.settings import PeerSettings, load_peer_settings
 
 if TYPE_CHECKING:  # imported where it is used: `hoptell tmux --help` needs no libtmux
+    from hoptell.tmux.pane import Tmux
     from hoptell.tmux.session import Request, Session
 
 
@@ -38,13 +39,14 @@ Examples:
   hoptell tmux alice-codex --roles backend -- codex
   hoptell tmux bob -- claude --continue
   hoptell tmux carol --notice -- gemini
+  hoptell tmux bob                          show bob again
 
 Detach with tmux's own key (Ctrl-b d): the agent goes on, and stays online.""",
 )
 @click.argument("name", callback=_name)
 @click.option("--roles", metavar="A,B", callback=_roles, help="Roles to be reached by as @role.")
 @click.option("--notice", is_flag=True, help="Only announce messages, never type their text.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def tmux_command(
     name: str, roles: tuple[str, ...] | None, notice: bool, command: tuple[str, ...]
 ) -> None:
@@ -56,22 +58,38 @@ def tmux_command(
 
     It knows the prompts of Claude Code, Codex, opencode, Gemini CLI and Antigravity. Into
     another program's nothing is ever typed.
+
+    Without COMMAND it shows the agent that runs as NAME. If what types its messages (the
+    injector, in the window "hoptell") has ended or was killed, a new one goes on where it
+    stopped, with the settings that the agent was started with.
     """
     from hoptell.tmux import session
 
-    request = _request(name, roles, notice, command)
+    if not command and (roles is not None or notice):
+        raise click.UsageError("--roles and --notice are for a COMMAND that is to be started")
     tmux = session.find_tmux(os.environ)
-    started = session.start(tmux, request)
+    if command:
+        shown = session.start(tmux, _request(name, roles, notice, command))
+    else:
+        shown, renewed = session.find(tmux, load_peer_settings(), name)
+        if renewed:
+            click.echo(f"nothing typed the messages for {name} any more: now a new injector does")
+    _show(tmux, shown)
+
+
+def _show(tmux: "Tmux", shown: "Session") -> None:
+    from hoptell.tmux import session
+
     inside = bool(os.environ.get("TMUX"))
     if inside or (sys.stdin.isatty() and sys.stdout.isatty()):
-        session.attach(tmux, started, os.environ)
+        session.attach(tmux, shown, os.environ)
     if inside:
         return
-    if session.is_running(tmux, name):
-        shown = f"tmux attach -t ={session.session_name(name)}"
-        click.echo(f"{name} runs in tmux, and stays online: see it with `{shown}`")
+    if session.shown_in(tmux, shown) is not None:
+        name = shown.name
+        click.echo(f"{name} runs in tmux, and stays online: see it with `hoptell tmux {name}`")
     else:
-        _report_end(started, request)
+        _report_end(shown)
 
 
 def _request(
@@ -101,13 +119,13 @@ def _settings(name: str, roles: tuple[str, ...] | None) -> PeerSettings:
     return dataclasses.replace(settings, name=name)
 
 
-def _report_end(session: "Session", request: "Request") -> None:
-    from hoptell.tmux.session import folder_of
+def _report_end(session: "Session") -> None:
+    from hoptell.tmux.folder import folder_of
     from hoptell.tmux.status import read_status
 
-    status = read_status(folder_of(request.settings, session.name))
+    status = read_status(folder_of(load_peer_settings(), session.name))
     if status is None or not status.exit_status:
         return
     for line in status.last_words:
         click.echo(line, err=True)
-    raise HoptellError(f"{request.command[0]} ended with exit status {status.exit_status}")
+    raise HoptellError(f"{session.command} ended with exit status {status.exit_status}")

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from hoptell.errors import HoptellError
+
 Status = Literal["ok", "info", "warn", "fail"]
 
 CHECKS = {
@@ -109,7 +111,6 @@ def span(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def sentence_and_fix(sentence: str) -> tuple[str, str | None]:
-    """One of hoptell's sentences, `what is so: what to do`, in its two halves."""
-    what, _, fix = sentence.partition(": ")
-    return what, fix or None
+def failed(check: str, error: HoptellError) -> Line:
+    """What it means for a check that it met this error."""
+    return Line(check, "fail", error.problem, error.fix)

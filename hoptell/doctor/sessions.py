@@ -10,15 +10,21 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hoptell import frames, processes
+from hoptell import frames
 from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
+from hoptell.inbox_files import all_inboxes, folder_of, glance
 from hoptell.processes import Process
 from hoptell.settings import PeerSettings
-from hoptell.setup.agents import AGENTS, Agent, Registration
+from hoptell.setup.agents.agent import Agent, Registration
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine
 from hoptell.sidecar.presence import Session, sessions
+
+if TYPE_CHECKING:
+    from hoptell.sidecar.registry import Meeting
 
 UNREAD_TIMEOUT = 120.0
 """Seconds that announced messages may be unread: by then the first reminder is due."""
@@ -90,15 +96,22 @@ def sidecars(settings: PeerSettings, peers: list[frames.PeerInfo] | None) -> Ite
     """The sessions of agents that run here, how each is woken, and whether it is online."""
     found = sessions(settings.home)
     names = [session.name for _, session in found]
+    groups = [meeting.sidecars for meeting in _meetings(settings.home)]
     for process, session in found:
-        yield _sidecar(process, session, peers, names.count(session.name))
+        beside = next((len(group) for group in groups if process in group), 0)
+        yield _sidecar(process, session, peers, names.count(session.name), beside)
     if not found:
         yield Line("sidecars", "info", "no agent runs `hoptell mcp` here now")
 
 
 def _sidecar(
-    process: Process, session: Session, peers: list[frames.PeerInfo] | None, count: int
+    process: Process,
+    session: Session,
+    peers: list[frames.PeerInfo] | None,
+    count: int,
+    beside: int,
 ) -> Line:
+    """`count` sidecars have this name; `beside` belong to the same Claude Code session."""
     proven = "proven" if session.proven else "not proven"
     if session.mode in ("listener", "poll", "tmux"):
         proven = {"poll": "nothing wakes it", "tmux": "by the injector"}.get(
@@ -117,6 +130,10 @@ def _sidecar(
         status = "warn"
         said += f"; {count} sessions here have this name, and take it from each other"
         fix = "start each with a HOPTELL_NAME of its own"
+    if beside > 1:
+        status = "warn"
+        said += f"; its Claude Code session runs {beside} hoptell servers"
+        fix = "keep one of them: `claude mcp list` shows where they come from"
     online = next((peer.online for peer in peers or [] if peer.name == session.name), False)
     if peers is not None and not online:
         status = "warn"
@@ -136,39 +153,29 @@ def _how_to_prove(mode: str) -> str:
 
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
-    folder = settings.home / "run"
-    listeners, waiting = {}, set()
-    for entry in _names(folder):
-        kind, _, rest = entry.partition(".")
-        claude = processes.parse(rest.partition(".")[0])
-        if claude is None or processes.is_alive(claude) is False:
+    found = _meetings(settings.home)
+    for claude, listener, since, _ in found:
+        if listener is not None:
+            age = span(time.time() - since)
+            said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {age}"
+            yield Line("hooks", "ok", said)
             continue
-        if kind == "listener" and (listener := _listener(folder / entry)) is not None:
-            listeners[claude] = listener, _age(folder / entry)
-        if kind == "sidecar":
-            sidecar = processes.parse(rest.partition(".")[2])
-            if sidecar is not None and processes.is_alive(sidecar) is not False:
-                waiting.add(claude)
-    for claude, (listener, age) in listeners.items():
-        said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {span(age)}"
-        yield Line("hooks", "ok", said)
-    for claude in waiting - listeners.keys():
         yield Line(
             "hooks",
             "warn",
             f"nothing listens for Claude Code, pid {claude.pid}, so it cannot be woken by its hook",
             "it starts at the next prompt if `hoptell init --apply claude` was run",
         )
-    if not listeners and not waiting:
+    if not found:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
 
 
-def _listener(file: Path) -> Process | None:
-    with suppress(OSError, UnicodeDecodeError):
-        listener = processes.parse(file.read_text())
-        if listener is not None and processes.is_alive(listener) is not False:
-            return listener
-    return None
+def _meetings(home: Path) -> "list[Meeting]":
+    try:
+        from hoptell.sidecar.registry import meetings
+    except ImportError:  # a system without file locks
+        return []
+    return meetings(home)
 
 
 # Inboxes --------------------------------------------------------------------------------------
@@ -176,34 +183,34 @@ def _listener(file: Path) -> Process | None:
 
 def inboxes(settings: PeerSettings, typed: set[str]) -> Iterator[Line]:
     """Each inbox of this machine; `typed` are the peers whose messages hoptell tmux types."""
-    root = settings.home / "inbox"
     sidecars = {session.name: session for _, session in sessions(settings.home)}
-    names = [name for name in _names(root) if (root / name).is_dir()]
-    for name in names:
-        yield from _inbox(root / name, name, sidecars.get(name), name in typed)
-    if not names:
+    folders = all_inboxes(settings.home)
+    for folder in folders:
+        yield from _inbox(folder, sidecars.get(folder.name), folder.name in typed)
+    if not folders:
+        root = folder_of(settings.home)
         yield Line("inbox", "info", f"nothing has arrived on this machine yet ({root})")
 
 
-def _inbox(folder: Path, name: str, session: Session | None, is_typed: bool) -> Iterator[Line]:
+def _inbox(folder: Path, session: Session | None, is_typed: bool) -> Iterator[Line]:
+    name = folder.name
     if (problem := _unsafe(folder)) is not None:
         yield Line("inbox", "fail", problem[0], problem[1], about=name)
         return
-    bad = len(_names(folder / "bad"))
-    if bad:
+    seen = glance(folder)
+    if seen.bad:
+        count = f"{seen.bad} {'file' if seen.bad == 1 else 'files'}"
         yield Line(
             "inbox",
             "warn",
-            f"{bad} {'file' if bad == 1 else 'files'} in {folder / 'bad'} could not be read",
+            f"{count} in {seen.bad_folder} could not be read",
             "look at them, and remove them",
             about=name,
         )
-    files = [folder / entry for entry in _names(folder) if entry.endswith(".json")]
-    stored = sorted(at for file in files if (at := _stored_at(file)) is not None)
-    if not stored:
+    if not seen.stored_at:
         yield Line("inbox", "ok", "nothing waits", about=name)
     else:
-        yield _waiting(name, stored, session, is_typed)
+        yield _waiting(name, seen.stored_at, session, is_typed)
 
 
 def _waiting(name: str, stored: list[float], session: Session | None, is_typed: bool) -> Line:
@@ -292,7 +299,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
         found = agent.registrations(machine)
         problem = agent.problem(machine)
     except HoptellError as error:
-        yield Line("agents", "warn", str(error), about=agent.key)
+        yield Line("agents", "warn", error.problem, error.fix, about=agent.key)
         return
     if not found:
         said = f"{agent.title} is here, and hoptell is not registered with it"
@@ -305,7 +312,7 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
     if problem is not None:
         yield Line("agents", "warn", f"{agent.title}: {problem}", register, about=agent.key)
         return
-    name = found[0].environment.get("HOPTELL_NAME")
+    name = found[0].name
     as_name = f", as {name}" if name else ""
     said = f"{agent.title} has hoptell ({found[0].where}){as_name}"
     yield Line("agents", "ok", said, about=agent.key)
@@ -335,24 +342,3 @@ def _can_start(program: str, machine: Machine) -> bool:
     if os.path.isabs(program):
         return os.access(program, os.X_OK)
     return machine.find(program) is not None
-
-
-# Files ----------------------------------------------------------------------------------------
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _stored_at(file: Path) -> float | None:
-    try:
-        return os.lstat(file).st_mtime
-    except OSError:
-        return None
-
-
-def _age(file: Path) -> float:
-    return time.time() - (_stored_at(file) or time.time())

@@ -11,12 +11,13 @@ from pathlib import Path
 from hoptell.doctor.report import Line, span
 from hoptell.settings import PeerSettings
 from hoptell.setup.machine import Machine
-from hoptell.tmux.status import Status, read_status
+from hoptell.tmux.status import Status, agent_runs, read_status, runs
 
 COMMAND_TIMEOUT = 3.0
 OLDEST = (3, 2)
 DEAD_AFTER = 60.0
-"""Seconds without news from an injector, which has some every ten, after which it is dead."""
+"""Seconds without news from an injector, which has some every ten, after which it counts as dead
+though its process may be there."""
 HELD_TIMEOUT = 120.0
 """Seconds that a message may wait for the agent's prompt before it is worth a warning."""
 ENDED_SHOWN = 86_400.0
@@ -83,7 +84,9 @@ def live_statuses(settings: PeerSettings) -> list[Status]:
 
 
 def _is_live(status: Status) -> bool:
-    return status.ended_at is None and time.time() - status.updated_at < DEAD_AFTER
+    if status.ended_at is not None or not runs(status.injector):
+        return False
+    return time.time() - status.updated_at < DEAD_AFTER
 
 
 def injectors(settings: PeerSettings) -> Iterator[Line]:
@@ -97,22 +100,8 @@ def injectors(settings: PeerSettings) -> Iterator[Line]:
 def _injector(status: Status) -> Line | None:
     now = time.time()
     about = status.name
-    if status.ended_at is not None:
-        if not status.exit_status or now - status.ended_at > ENDED_SHOWN:
-            return None
-        said = f"the agent failed {span(now - status.ended_at)} ago (exit {status.exit_status})"
-        if status.last_words:
-            said += f", saying {status.last_words[-1].strip()[:120]!r}"
-        return Line("injectors", "info", said, about=about)
     if not _is_live(status):
-        return Line(
-            "injectors",
-            "warn",
-            f"it said nothing for {span(now - status.updated_at)}, so it has died (pid"
-            f" {status.pid})",
-            f"end the tmux session hoptell-{about}, and start it anew",
-            about=about,
-        )
+        return _without_injector(status, now)
     said = f"pid {status.pid}, pane {status.pane}, {status.state} for {span(now - status.since)}"
     if status.waiting:
         said += f"; {status.waiting} waiting"
@@ -127,11 +116,31 @@ def _injector(status: Status) -> Line | None:
             "injectors",
             "warn",
             f"{said}, the oldest for {span(held)}",
-            f"look at the agent: tmux attach -t =hoptell-{about} (which prompts are known:"
-            " hoptell tmux --help)",
+            f"look at the agent: hoptell tmux {about} (which prompts are known: hoptell tmux"
+            " --help)",
             about=about,
         )
     return Line("injectors", "ok", said, about=about)
+
+
+def _without_injector(status: Status, now: float) -> Line | None:
+    ended_at = status.ended_at or status.updated_at
+    age = span(now - ended_at)
+    if agent_runs(status):
+        fix = f"hoptell tmux {status.name}"
+        if status.ended_at is not None:
+            said = f"it ended {age} ago ({status.state})"
+        elif not runs(status.injector):
+            said = f"it has died (pid {status.pid}; its last word is from {age} ago)"
+        else:
+            said, fix = f"it said nothing for {age} (pid {status.pid})", f"kill {status.pid}; {fix}"
+        return Line("injectors", "warn", f"{said}, and the agent runs on", fix, about=status.name)
+    if not status.exit_status or now - ended_at > ENDED_SHOWN:
+        return None
+    said = f"the agent failed {age} ago (exit {status.exit_status})"
+    if status.last_words:
+        said += f", saying {status.last_words[-1].strip()[:120]!r}"
+    return Line("injectors", "info", said, about=status.name)
 
 
 # The server's environment ---------------------------------------------------------------------

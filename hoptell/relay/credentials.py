@@ -24,12 +24,12 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hoptell import replacing
 from hoptell.errors import ConfigurationError
 from hoptell.names import NAME_RULE, is_name, name_problem, owns
 from hoptell.relay.model import Credential
@@ -173,7 +173,8 @@ def _editing(file: Path) -> Iterator[dict[str, Any]]:
         with _locked(file.parent):
             members = _read(file) if file.exists() else {}
             yield members
-            _replace(file, json.dumps(members, indent=2, ensure_ascii=False) + "\n")
+            text = json.dumps(members, indent=2, ensure_ascii=False) + "\n"
+            replacing.replace(file, text.encode(), mode=replacing.PRIVATE)
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
 
@@ -192,24 +193,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _replace(file: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            if os.name == "posix" and file.exists():
-                # Root may edit the file of the user that the relay runs as.
-                before, now = file.stat(), os.fstat(handle)
-                if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
-                    os.fchown(handle, before.st_uid, before.st_gid)
-            os.fsync(handle)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 # Reading ------------------------------------------------------------------------------------

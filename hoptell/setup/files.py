@@ -1,20 +1,19 @@
 """Changing files that belong to somebody else: other programs, and the person who wrote them.
 
-Each change is one atomic replacement, through a link to the file that it names, with the mode
-that it had. The first one leaves a copy of how the file was before, readable by its owner
+Each change is one atomic replacement, through a link to the file that it names, with the owner
+and mode that it had. The first one leaves a copy of how the file was before, readable by its owner
 alone. What cannot be changed without loss (comments in JSON) is refused, with what to add by
 hand; TOML keeps its comments and layout.
 """
 
-import contextlib
 import json
 import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hoptell import replacing
 from hoptell.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,15 +33,13 @@ def read(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+        raise ConfigurationError(f"{file} is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
 
 
-def replace(file: Path, text: str, *, mode: int | None = None) -> Path | None:
+def replace(file: Path, text: str) -> Path | None:
     """Write `text` as the file's content, all of it or nothing.
-
-    `mode`: the file's from now on; else it keeps its own, and a new file gets 0600.
 
     Returns: the copy of how it was before, if this is the first change.
 
@@ -50,48 +47,37 @@ def replace(file: Path, text: str, *, mode: int | None = None) -> Path | None:
         ConfigurationError: it cannot be written; it is as before.
     """
     target = Path(os.path.realpath(file))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.hoptell")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = _existing(target)
-        backup = None if before is None else _back_up(target, before[0])
-        if mode is None:
-            mode = 0o600 if before is None else before[1]
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        _create(temporary, text.encode(), mode)
-        os.replace(temporary, target)
+        backup = _copied(target) if target.exists() else None
+        replacing.replace(target, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
     return backup
 
 
-def _existing(file: Path) -> tuple[bytes, int] | None:
-    try:
-        return file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
-    except FileNotFoundError:
-        return None
+def keep_copy(file: Path) -> None:
+    """Copy a file as it is now, over a copy that is there.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    target = Path(os.path.realpath(file))
+    _backup_of(target).unlink(missing_ok=True)
+    _copied(target)
 
 
-def _back_up(file: Path, content: bytes) -> Path | None:
-    backup = file.with_name(file.name + BACKUP_SUFFIX)
+def _copied(file: Path) -> Path | None:
+    backup = _backup_of(file)
     try:
-        _create(backup, content, 0o600)
+        replacing.create(backup, file.read_bytes(), like=file.stat())
     except FileExistsError:
         return None
     return backup
 
 
-def _create(file: Path, content: bytes, mode: int) -> None:
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(handle)
-    if mode != 0o600:
-        os.chmod(file, mode)
+def _backup_of(file: Path) -> Path:
+    return file.with_name(file.name + BACKUP_SUFFIX)
 
 
 # JSON ---------------------------------------------------------------------------------------
@@ -135,7 +121,8 @@ def edited_json(
         if not isinstance(value, dict):
             raise ConfigurationError(
                 f"{file} is not plain JSON (it may have comments, which would be lost), so it"
-                f" stays as it is: add this to it yourself: {by_hand}"
+                " stays as it is",
+                f"add this to it yourself: {by_hand}",
             )
     edit(value)
     found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
@@ -160,8 +147,15 @@ def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:
     for key in path:
         value = value.setdefault(key, {})
         if not isinstance(value, dict):
-            raise ConfigurationError(f"{key!r} in {file} is not an object: correct it first")
+            raise ConfigurationError(f"{key!r} in {file} is not an object", "correct it first")
     return value
+
+
+def found_table(value: object, *path: str) -> dict[str, Any]:
+    """The object at `path` within `value`; an empty one where none stands there."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 # TOML ---------------------------------------------------------------------------------------
@@ -182,4 +176,6 @@ def edited_toml(file: Path, text: str | None, edit: Callable[["TOMLDocument"], N
         return tomlkit.dumps(document)
     except (TOMLKitError, TypeError, AttributeError) as error:
         where = f", line {error.line}" if hasattr(error, "line") else ""
-        raise ConfigurationError(f"{file}{where} cannot be understood: correct it first") from None
+        raise ConfigurationError(
+            f"{file}{where} cannot be understood", "correct it first"
+        ) from None

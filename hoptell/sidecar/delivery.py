@@ -146,9 +146,10 @@ class RelaySide:
         wait, longest = RETRY_WAITS
         while True:
             began_at = now()
+            self._wanted.clear()
             try:
                 self._settings = settings = self._read_settings()
-                self._mailbox.use(settings.home, self.name)
+                await self._mailbox.use(settings.home, self.name)
                 await self._serve(settings)
             except HoptellError as problem:
                 self._fail(problem)
@@ -182,7 +183,6 @@ class RelaySide:
 
     async def _pause(self, wait: float) -> None:
         """Wait before the next attempt; after a refused login, until something has changed."""
-        self._wanted.clear()
         await asyncio.sleep(RETRY_WAITS[0])
         while not self._wanted.is_set():
             try:

@@ -8,19 +8,26 @@ or a process that is killed, loses nothing, and what was shown is not shown agai
 Of several calls that wait at the same time the newest gets what comes: an older one may be
 one that its client has given up on without a word. An answer that `ask_peer` waits for goes
 to that call alone.
+
+Everything that touches the disk runs in a thread, since a slow one, or another process that
+holds the inbox's lock, must not stop the session. Such work cannot be cancelled: what a call
+claimed that was cancelled meanwhile is put back, and whoever reads next waits until it is.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from hoptell.departure import Departure
 from hoptell.errors import ConfigurationError, HoptellError
 from hoptell.frames import Message
-from hoptell.inbox import Claim, Inbox, release, settle
-from hoptell.render import MAX_ANSWER_LENGTH, batch
+from hoptell.inbox import Claim, Inbox, release, restore, settle
+from hoptell.render import MAX_ANSWER_LENGTH, Batch, batch
 from hoptell.sidecar.wake import Announcer, Notice, Sender, Wake
+
+logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL = 5.0
 """Seconds between looks for what came without this process: put back by another one."""
@@ -44,11 +51,12 @@ class Mailbox:
         self.announcer = Announcer(wake, self.notice)
         self._inbox: Inbox | None = None
         self._in_use: tuple[Path, str] | None = None
-        self._departure: Departure | None = None
         self._changed = asyncio.Event()
         self._waiters: list[object] = []
         self._questions: list[_Question] = []
         self._hosts: dict[str, str] = {}
+        self._reading = asyncio.Lock()  # so that two calls share what waits in its order
+        self._returning: set[asyncio.Future[None]] = set()
 
     @property
     def inbox(self) -> Inbox:
@@ -56,7 +64,7 @@ class Mailbox:
             raise self.problem.with_traceback(None)
         return self._inbox
 
-    def use(self, home: Path, name: str) -> None:
+    async def use(self, home: Path, name: str) -> None:
         """Use this inbox from now on; what waits in it already is announced.
 
         Raises:
@@ -64,16 +72,16 @@ class Mailbox:
         """
         if self._in_use == (home, name):
             return
-        inbox = Inbox(home, name)
-        self._departure = inbox.departure()
+        inbox = await asyncio.to_thread(Inbox, home, name)
+        waiting = await asyncio.to_thread(inbox.waiting)
         self._inbox, self._in_use = inbox, (home, name)
-        if self._inbox.waiting().count:
+        if waiting.count:
             self._come("left by an earlier session")
 
-    def close(self) -> None:
-        """Nothing more is handed over."""
-        if self._departure is not None:
-            self._departure.close()
+    async def all_returned(self) -> None:
+        """Wait until everything that was claimed in vain is back in the inbox."""
+        while self._returning:
+            await asyncio.wait(self._returning)
 
     async def store(self, message: Message) -> None:
         """Keep a delivery; when this returns it may be confirmed.
@@ -88,22 +96,26 @@ class Mailbox:
         self._hosts[message.sender] = message.host
         if len(self._hosts) > REMEMBERED_HOSTS:
             del self._hosts[next(iter(self._hosts))]
-        if not self._hand_to_question(message):
+        if not await self._hand_to_question(inbox, message):
             self._come(message.id)
 
-    def notice(self) -> Notice:
-        """What there is to announce."""
-        waiting = self.inbox.waiting()
+    async def notice(self) -> Notice:
+        """What there is to announce.
+
+        Raises:
+            InboxError: the inbox cannot be used.
+        """
+        waiting = await asyncio.to_thread(self.inbox.waiting)
         senders = (Sender(name, self._hosts.get(name, "")) for name in waiting.senders)
         return Notice(waiting.count, tuple(senders))
 
-    def take(self) -> "Parcel | None":
+    async def take(self) -> "Parcel | None":
         """Claim what waits, oldest first, as much as one answer holds; None if nothing does.
 
         Raises:
             InboxError: the inbox cannot be used.
         """
-        return self._parcel(self.inbox.claim(characters=MAX_ANSWER_LENGTH))
+        return await self._parcel(lambda inbox: inbox.claim(characters=MAX_ANSWER_LENGTH))
 
     async def wait(self, timeout: float) -> "Parcel | None":
         """Wait up to `timeout` seconds for something to take.
@@ -116,8 +128,9 @@ class Mailbox:
         self._waiters.append(waiter)
         try:
             while True:
+                changed = self._changed  # before looking: what comes meanwhile sets it
                 newest = self._waiters[-1] is waiter
-                if newest and (parcel := self.take()) is not None:
+                if newest and (parcel := await self.take()) is not None:
                     return parcel
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -125,7 +138,7 @@ class Mailbox:
                 if newest and self.fed_by_others:
                     await self.inbox.wait(min(left, LOOK_INTERVAL))
                 else:
-                    await self._change(min(left, LOOK_INTERVAL))
+                    await _happened(changed, min(left, LOOK_INTERVAL))
         finally:
             self._waiters.remove(waiter)
             self._tell()
@@ -136,69 +149,85 @@ class Mailbox:
         Raises:
             InboxError: the inbox cannot be used.
         """
+        deadline = time.monotonic() + timeout
         question = _Question(sender, reference)
         self._questions.append(question)
         try:
-            # It may be here already: the acknowledgement that told the reference can be late.
-            if (claim := self.inbox.claim_answer(sender, reference, question.seen)) is None:
-                claim = await self._claimed_answer(question, timeout)
-            return None if claim is None else self._parcel([claim])
+            while True:
+                # It may be here already: the acknowledgement that told the reference can be late.
+                question.arrived.clear()
+                if (parcel := await self._parcel(question.finder())) is not None:
+                    return parcel
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                pause = min(left, ANSWER_LOOK_INTERVAL) if self.fed_by_others else left
+                await _happened(question.arrived, pause)
         finally:
             self._questions.remove(question)
             if (late := question.withdraw()) is not None:
-                self._put_back([late])
+                self._put_back([late], release)
 
-    async def _claimed_answer(self, question: "_Question", timeout: float) -> Claim | None:
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            pause = min(left, ANSWER_LOOK_INTERVAL) if self.fed_by_others else left
-            try:
-                async with asyncio.timeout(pause):
-                    await question.arrived.wait()
-            except TimeoutError:
-                pass
-            question.arrived.clear()
-            claim = question.withdraw() or self.inbox.claim_answer(
-                question.sender, question.reference, question.seen
-            )
-            if claim is not None:
-                return claim
-        return None
-
-    def _hand_to_question(self, message: Message) -> bool:
+    async def _hand_to_question(self, inbox: Inbox, message: Message) -> bool:
         for question in self._questions:
             if question.claim is None and question.asks_for(message):
-                question.claim = self.inbox.claim_answer(
-                    question.sender, question.reference, question.seen
-                )
+                claim = await asyncio.to_thread(question.look, inbox)
+                if claim is not None and question not in self._questions:
+                    self._put_back([claim], release)
+                    return False
+                question.claim = claim
                 question.arrived.set()
-                return question.claim is not None
+                return claim is not None
         return False
 
-    def _parcel(self, claims: list[Claim]) -> "Parcel | None":
-        if not claims:
+    async def _parcel(self, find: Callable[[Inbox], list[Claim]]) -> "Parcel | None":
+        """What `find` claims, ready to be handed over."""
+        async with self._reading:
+            await self.all_returned()
+            inbox = self.inbox
+            packing = asyncio.ensure_future(asyncio.to_thread(_pack, inbox, find))
+            try:
+                packed = await asyncio.shield(packing)
+                # If the client has cancelled the call meanwhile, it is told so here, and not when
+                # the next one has looked in vain.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._return(self._unpack(packing))
+                raise
+            except Exception:
+                self._come("put back")
+                raise
+        if packed is None:
             return None
+        shown, claims = packed
+        self.announcer.read(claim.message.id for claim in claims)
+        return Parcel(shown.text, claims, shown.ends, inbox.departure(), self._put_back)
+
+    # What was claimed in vain
+
+    async def _unpack(self, packing: "asyncio.Future[_Packed | None]") -> None:
+        if (packed := await packing) is not None:
+            await self._back(packed[1], release)
+
+    def _put_back(self, claims: list[Claim], how: "_PutBack") -> None:
+        self._return(self._back(claims, how))
+
+    async def _back(self, claims: list[Claim], how: "_PutBack") -> None:
         try:
-            waiting = self.inbox.waiting()
-            shown = batch(
-                claims, now_ms=time.time_ns() // 1_000_000, more=waiting.count, bad=waiting.bad
-            )
-        except BaseException:
-            self._put_back(claims)
-            raise
-        taken = claims[: len(shown.ends)]
-        release(claims[len(shown.ends) :])
-        self.announcer.read(claim.message.id for claim in taken)
-        assert self._departure is not None
-        return Parcel(shown.text, taken, shown.ends, self._departure, self._came_back)
+            await asyncio.to_thread(how, claims)
+        finally:
+            for claim in claims:
+                self._come(claim.message.id)
 
-    def _put_back(self, claims: list[Claim]) -> None:
-        release(claims)
-        self._came_back(claims)
+    def _return(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._returning.add(task)
+        task.add_done_callback(self._returned)
 
-    def _came_back(self, claims: Iterable[Claim]) -> None:
-        for claim in claims:
-            self._come(claim.message.id)
+    def _returned(self, task: "asyncio.Future[None]") -> None:
+        self._returning.discard(task)
+        if not task.cancelled() and (problem := task.exception()):
+            logger.error("messages were not put back into the inbox", exc_info=problem)
 
     def _come(self, identity: str) -> None:
         self.announcer.arrived(identity)
@@ -207,13 +236,6 @@ class Mailbox:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _change(self, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
 
 
 class Parcel:
@@ -229,13 +251,13 @@ class Parcel:
         claims: list[Claim],
         ends: list[int],
         departure: Departure,
-        came_back: Callable[[Iterable[Claim]], None],
+        put_back: "Callable[[list[Claim], _PutBack], None]",
     ) -> None:
         self.text = text
         self._claims = claims
         self._ends = ends
         self._departure = departure
-        self._came_back = came_back
+        self._put_back = put_back
 
     def prepare(self) -> None:
         """They are about to be handed over."""
@@ -255,19 +277,41 @@ class Parcel:
         self._departure.end()
 
     def undo(self) -> None:
-        """They were not handed over, and wait again."""
-        try:
-            release(self._claims)
-        finally:
-            self._came_back(self._claims)
+        """They were not handed over, and wait again soon."""
+        self._put_back(self._claims, release)
 
     def recall(self) -> None:
         """They left this process, but to a client that had stopped waiting for them."""
-        try:
-            for claim in self._claims:
-                claim.restore()
-        finally:
-            self._came_back(self._claims)
+        self._put_back(self._claims, restore)
+
+
+_PutBack = Callable[[Iterable[Claim]], None]
+_Packed = tuple[Batch, list[Claim]]
+
+
+def _pack(inbox: Inbox, find: Callable[[Inbox], list[Claim]]) -> _Packed | None:
+    """Claim, and show what one answer holds of it; the rest goes back."""
+    if not (claims := find(inbox)):
+        return None
+    try:
+        waiting = inbox.waiting()
+        shown = batch(
+            claims, now_ms=time.time_ns() // 1_000_000, more=waiting.count, bad=waiting.bad
+        )
+        release(claims[len(shown.ends) :])
+    except BaseException:
+        release(claims)
+        raise
+    return shown, claims[: len(shown.ends)]
+
+
+async def _happened(event: asyncio.Event, timeout: float) -> None:
+    """Wait for it, or until the time is up."""
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class _Question:
@@ -283,6 +327,16 @@ class _Question:
 
     def asks_for(self, message: Message) -> bool:
         return (message.sender, message.reply_to) == (self.sender, self.reference)
+
+    def look(self, inbox: Inbox) -> Claim | None:
+        """Claim the answer if it is in the inbox."""
+        return inbox.claim_answer(self.sender, self.reference, self.seen)
+
+    def finder(self) -> Callable[[Inbox], list[Claim]]:
+        """Finds it: it was claimed for this question, or waits in the inbox."""
+        if (claim := self.withdraw()) is not None:
+            return lambda inbox: [claim]
+        return lambda inbox: [found] if (found := self.look(inbox)) is not None else []
 
     def withdraw(self) -> Claim | None:
         """Take the answer out, if it has come."""

@@ -8,13 +8,13 @@ the sidecar goes on without.
 """
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
 import msgspec
 
-from hoptell import processes
+from hoptell import files, processes
+from hoptell.errors import InboxError
 from hoptell.processes import Process
 from hoptell.sidecar.wake import Notice, Wake
 
@@ -66,16 +66,11 @@ class Presence:
     def _write(self) -> None:
         if self._file is None or self._session == self._written:
             return
-        temporary = self._file.with_name(f"session.new.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            self._file.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file.parent.mkdir(exist_ok=True, mode=0o700)
+        with contextlib.suppress(OSError, InboxError):
+            folder = files.private_folder(self._file.parent.parent, self._file.parent.name)
             if self._written is None:
-                _sweep(self._file.parent)
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(handle, "wb") as stream:
-                stream.write(msgspec.json.encode(self._session))
-            os.replace(temporary, self._file)
+                _sweep(folder)
+            files.replace(self._file, msgspec.json.encode(self._session))
             self._written = msgspec.structs.replace(self._session)
 
     def close(self) -> None:

@@ -5,14 +5,16 @@ know nothing of each other; the session id is no help, since it changes on /clea
 What they share is the process they descend from, so that names the meeting place: files under
 `$HOPTELL_HOME/run/` (0700), each 0600.
 
-    sidecar.<claude>.<sidecar>    JSON: the socket on which this sidecar awaits the listener
+    sidecar.<claude>.<sidecar>    JSON: this sidecar's peer name, and the socket on which it
+                                  awaits the listener
     listener.<claude>             locked by the one listener of this session; says which it is
     socket.<sidecar>.…            that socket, unless its path would be too long
 
 `<claude>` and `<sidecar>` are process identities (pid and start time, processes.py), so a
-leftover file names nobody that lives. Neither side polls: the sidecar writes its file, then
-signals the listener if there is one; the listener names itself, then looks for sidecars.
-Whoever comes second sees the first.
+leftover file names nobody that lives. One Claude Code may run several sidecars (the plugin's
+and a project's): the listener hears all of them. Neither side polls: the sidecar writes its
+file, then signals the listener if there is one; the listener names itself, then looks for
+sidecars. Whoever comes second sees the first.
 
 Standard library only, and no asyncio: the hook starts at every turn of the session.
 """
@@ -22,7 +24,6 @@ import json
 import os
 import secrets
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -31,7 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hoptell import processes
+from hoptell import files, processes
 from hoptell.errors import InboxError
 from hoptell.processes import Process
 
@@ -59,7 +60,7 @@ class Kin(NamedTuple):
 def ancestors(pid: int | None = None) -> Iterator[Kin]:
     """The parent, its parent and so on, as far as they can be seen; nearest first."""
     pid = os.getpid() if pid is None else pid
-    while (pid := _parent(pid) or 0) > 0:
+    while (pid := processes.parent_of(pid) or 0) > 0:
         process = processes.of(pid)
         if process is None:
             return
@@ -99,11 +100,14 @@ class Registration(NamedTuple):
 
     file: Path
     sidecar: Process
+    name: str
+    """The peer name."""
     socket: Path
 
 
-def register(home: Path, claude: Process, socket: Path) -> Registration:
-    """Say that this process is a sidecar of `claude`, listening on `socket`, and tell the hook.
+def register(home: Path, claude: Process, name: str, socket: Path) -> Registration:
+    """Say that this process is the sidecar `name` of `claude`, listening on `socket`, and tell
+    the hook.
 
     Raises:
         InboxError: the folder cannot be used.
@@ -111,12 +115,12 @@ def register(home: Path, claude: Process, socket: Path) -> Registration:
     me = processes.current()
     file = run_folder(home) / f"sidecar.{claude}.{me}"
     with _private(file, os.O_WRONLY | os.O_TRUNC) as stream:
-        json.dump({"socket": str(socket)}, stream)
+        json.dump({"name": name, "socket": str(socket)}, stream)
     listener = listener_of(home, claude)
     if listener is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(listener.pid, NEWS)
-    return Registration(file, me, socket)
+    return Registration(file, me, name, socket)
 
 
 def sidecars(home: Path, claude: Process) -> list[Registration]:
@@ -128,7 +132,8 @@ def sidecars(home: Path, claude: Process) -> list[Registration]:
             file.unlink(missing_ok=True)
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(Registration(file, sidecar, Path(json.loads(file.read_text())["socket"])))
+            said = json.loads(file.read_text())
+            found.append(Registration(file, sidecar, said["name"], Path(said["socket"])))
     return sorted(found, key=lambda one: one.sidecar.started, reverse=True)
 
 
@@ -138,6 +143,46 @@ def new_socket_path(home: Path) -> Path:
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
     return Path(tempfile.mkdtemp(prefix="hoptell-")) / "s"
+
+
+class Meeting(NamedTuple):
+    """One Claude Code session that hoptell's hook or sidecars run for."""
+
+    claude: Process
+    listener: Process | None
+    listening_since: float
+    """Unix time in seconds; 0 without a listener."""
+    sidecars: tuple[Process, ...]
+
+
+def meetings(home: Path) -> list[Meeting]:
+    """Every living session, as its files say, those with a listener first; changes nothing."""
+    listeners: dict[Process, tuple[Process, float]] = {}
+    sidecars: dict[Process, list[Process]] = {}
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(files.names(home / "run"))
+    for name in names:
+        kind, _, rest = name.partition(".")
+        owners = [owner for part in rest.split(".") if (owner := _living(part)) is not None]
+        match kind, owners:
+            case "listener", [claude]:
+                file = home / "run" / name
+                with suppress(OSError, UnicodeDecodeError):
+                    if (holder := _living(file.read_text())) is not None:
+                        listeners[claude] = holder, file.lstat().st_mtime
+            case "sidecar", [claude, sidecar]:
+                sidecars.setdefault(claude, []).append(sidecar)
+    found = []
+    for claude in dict.fromkeys([*listeners, *sidecars]):
+        listener, since = listeners.get(claude, (None, 0.0))
+        found.append(Meeting(claude, listener, since, tuple(sidecars.get(claude, ()))))
+    return found
+
+
+def _living(text: str) -> Process | None:
+    process = processes.parse(text)
+    return None if process is None or processes.is_alive(process) is False else process
 
 
 def sweep(home: Path) -> None:
@@ -208,35 +253,21 @@ def run_folder(home: Path) -> Path:
     Raises:
         InboxError: it cannot be made, is a link, or belongs to somebody else.
     """
-    folder = home / "run"
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise InboxError(f"{folder} is not a folder of your own: remove it")
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
+        return files.private_folder(home, "run")
     except OSError as error:
-        raise InboxError(f"cannot use {folder}: {error.strerror}") from None
-    return folder
+        raise InboxError(f"cannot use {home / 'run'}: {error.strerror}") from None
 
 
 def _private(file: Path, flags: int) -> IO[str]:
     try:
-        handle = os.open(file, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = files.open_private(file, flags)
     except OSError as error:
         raise InboxError(f"cannot open {file}: {error.strerror}") from None
     return open(handle, "w" if flags & os.O_WRONLY else "r+", encoding="utf-8")
 
 
 if sys.platform == "linux":
-
-    def _parent(pid: int) -> int | None:
-        try:
-            return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            return None
 
     def _names(pid: int) -> tuple[str, str]:
         name = program = ""
@@ -266,13 +297,6 @@ if sys.platform == "linux":
         return None
 
 else:
-
-    def _parent(pid: int) -> int | None:
-        import psutil
-
-        with suppress(psutil.Error):
-            return psutil.Process(pid).ppid()
-        return None
 
     def _names(pid: int) -> tuple[str, str]:
         import psutil

@@ -294,7 +294,7 @@ class Tools:
 
     async def list_peers(self, ctx: Context) -> CallToolResult:
         peers = await self._relay.list_peers()
-        waiting = self._mailbox.notice().count
+        waiting = (await self._mailbox.notice()).count
         lines = [
             f'You are "{self._relay.name}"'
             + (f" with the roles {', '.join(self._relay.roles)}" if self._relay.roles else "")
@@ -319,7 +319,7 @@ class Tools:
     async def wait_for_message(self, ctx: Context, timeout_seconds: float) -> CallToolResult:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_seconds
-        if (parcel := self._mailbox.take()) is None:
+        if (parcel := await self._mailbox.take()) is None:
             await self._unless_lasting(timeout_seconds)
             async with _progress(ctx, timeout_seconds, "waiting for a message"):
                 parcel = await self._mailbox.wait(deadline - now())
@@ -331,7 +331,7 @@ class Tools:
         )
 
     async def read_inbox(self, ctx: Context) -> CallToolResult:
-        if (parcel := self._mailbox.take()) is not None:
+        if (parcel := await self._mailbox.take()) is not None:
             return _handed(ctx, parcel)
         return result(f"No messages wait for you.{self._but()}")
 

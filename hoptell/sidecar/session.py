@@ -85,6 +85,7 @@ class Session:
 
     def __init__(self, wire: Wire) -> None:
         settings, problem = _settings()
+        self._settings = settings
         self._name = (settings and settings.name) or default_name()
         self._home = settings.home if settings else _home()
         push = settings.push if settings else None
@@ -107,14 +108,14 @@ class Session:
             asyncio.create_task(_after(wire.handshaken, self._relay.run)),
             asyncio.create_task(_after(wire.initialized, self._mailbox.announcer.run)),
         ]
-        if settings is not None:
-            with contextlib.suppress(HoptellError):  # the relay's side tries it again, and says so
-                self._mailbox.use(settings.home, self._name)
-        elif problem is not None:
+        if problem is not None:
             self._mailbox.problem = problem
 
     async def serve(self) -> None:
         """Answer the client until it closes its end."""
+        if self._settings is not None:
+            with contextlib.suppress(HoptellError):  # the relay's side tries it again, and says so
+                await self._mailbox.use(self._settings.home, self._name)
         async with self._waking:
             self._relay.show_wake(self._waking.shown)
             self._presence.update(self._waking.mode, self._waking.proven)
@@ -131,7 +132,7 @@ class Session:
 
     def _unread(self) -> bool:
         try:
-            return self._mailbox.notice().count > 0
+            return self._mailbox.inbox.waiting().count > 0
         except HoptellError:
             return False
 
@@ -149,7 +150,7 @@ class Session:
         await asyncio.wait(tasks, timeout=LEAVE_TIMEOUT)
         await self._wire.flush(FLUSH_TIMEOUT)
         self._wire.abandon()
-        self._mailbox.close()
+        await self._mailbox.all_returned()
         for task in tasks:
             if task.done() and not task.cancelled() and (bug := task.exception()):
                 logger.error("the sidecar ended by a bug", exc_info=bug)

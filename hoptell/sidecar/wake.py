@@ -145,7 +145,7 @@ class Announcer:
     def __init__(
         self,
         wake: Wake,
-        waiting: Callable[[], Notice],
+        waiting: Callable[[], Awaitable[Notice]],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -195,7 +195,7 @@ class Announcer:
 
     async def _announce(self) -> None:
         try:
-            notice = self._waiting()
+            notice = await self._waiting()
             if notice.count == 0:
                 self._schedule.emptied()
                 return

@@ -5,9 +5,11 @@ typist.py      whether to paste, press Enter, wait or give up. Pure, `now` is pa
 batch.py       which waiting messages are typed together, and which are only announced. Pure
 foreground.py  who is in the foreground of a terminal
 pane.py        tmux: read the pane, paste, press Enter
-session.py     start the agent in a session of its own
+folder.py      the session's private folder, and its lock
+session.py     start the agent in a session of its own, or find the session again
 launch.py      becomes the agent, inside the pane
 status.py      what the injector does and why it holds, for the doctor
+unfinished.py  what is being typed, for the injector that comes after a kill
 injector.py    deliveries from the relay into the pane
 __main__.py    which of the two runs inside the session: launch or injector
 """

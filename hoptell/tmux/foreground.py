@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hoptell.processes import kernel_fields
+
 SHELLS = frozenset(
     "sh bash dash ash zsh ksh mksh oksh fish csh tcsh nu pwsh elvish xonsh rbash busybox".split()
 )
@@ -50,6 +52,10 @@ class Process:
         return found is not None and found.started == self.started
 
 
+GONE = Process(pid=0, started="", name="", state="X", group=0, foreground=-1)
+"""Stands for a process that has ended."""
+
+
 def find(pid: int) -> Process | None:
     """The process with that pid; None if there is none, or only what is left of it."""
     found = _from_proc(pid) if _PROC.exists() else _from_ps(pid)
@@ -83,17 +89,13 @@ _PROC = Path("/proc/self/stat")
 
 
 def _from_proc(pid: int) -> Process | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    if (found := kernel_fields(pid)) is None:
         return None
-    # The name, in parentheses, may hold spaces and parentheses itself.
-    before, _, after = stat.rpartition(")")
-    fields = after.split()
+    name, fields = found
     return Process(
         pid=pid,
         started=fields[19],
-        name=before.partition("(")[2],
+        name=name,
         state=fields[0],
         group=int(fields[2]),
         foreground=int(fields[5]),

@@ -5,7 +5,8 @@ the agent's end, whatever the agent runs. What arrives is stored in the inbox an
 once; from there on it is the inbox that keeps it. A message is claimed only when the prompt is
 seen to be empty, and its claim is removed only when its text was seen to leave the prompt
 again: whatever goes wrong between, it is still there for the next attempt, or for the agent's
-own `read_inbox`.
+own `read_inbox`. An injector that ends before its agent leaves what it was typing to the next
+one (unfinished.py), whether it was asked to end or killed.
 
 While nothing waits, the pane is not looked at.
 """
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import secrets
 import signal
 import sys
 import time
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from hoptell import processes
 from hoptell.client import RelayClient
 from hoptell.errors import HoptellError, InboxError
 from hoptell.frames import Message
@@ -32,11 +35,13 @@ from hoptell.settings import PeerSettings, load_peer_settings
 from hoptell.sidecar.texts import listen_command
 from hoptell.sidecar.wake import REMINDERS
 from hoptell.tmux import foreground
-from hoptell.tmux.batch import Batch, choose
-from hoptell.tmux.pane import Pane, PaneGone, Tmux
+from hoptell.tmux.batch import choose
+from hoptell.tmux.folder import LOCK_TIMEOUT, SETTINGS_FILE, forget_secrets, locked
+from hoptell.tmux.pane import NoAnswer, Pane, Tmux
 from hoptell.tmux.session import Session
-from hoptell.tmux.status import Reporter, Status
-from hoptell.tmux.typist import Done, Enter, Paste, Phase, Typist, Wait
+from hoptell.tmux.status import Reporter, Status, agent_runs, read_status
+from hoptell.tmux.typist import Done, Enter, Look, Paste, Phase, Typist, Unclear, Wait
+from hoptell.tmux.unfinished import Unfinished, UnfinishedFile
 
 ALIVE_INTERVAL = 0.5
 """Seconds between looks whether the agent still runs."""
@@ -49,7 +54,7 @@ back what it could not hand over."""
 COUNT_INTERVAL = 2.0
 """Seconds between looks whether what is held still waits: the agent may read it itself."""
 RETRY_INTERVAL = 5.0
-"""Seconds until an inbox that refuses is tried again."""
+"""Seconds until an inbox that refuses, or a tmux that does not answer, is tried again."""
 MAX_CLAIMS = 50
 IDLE = "waits for messages"
 
@@ -75,6 +80,7 @@ class Injector:
         pane: Pane,
         inbox: Inbox,
         reporter: Reporter,
+        unfinished: UnfinishedFile,
         *,
         command: str,
         notice: bool = False,
@@ -84,15 +90,15 @@ class Injector:
         self._pane = pane
         self._inbox = inbox
         self._reporter = reporter
+        self._file = unfinished
         self._command = command
         self._notice = notice
         self._now = now
         self._typist = Typist()
         self._arrived = asyncio.Event()
         self._arrived.set()  # something may be left from before
-        self._batch: Batch | None = None
+        self._batch: Unfinished | None = None
         self._claims: list[Claim] = []
-        self._announcing: list[str] = []
         self._announced: dict[str, _Announced] = {}
         self._counted_at = float("-inf")
 
@@ -114,7 +120,7 @@ class Injector:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.to_thread(self._release)
+            await asyncio.to_thread(self._finish)
 
     async def _until(self, stopped: asyncio.Event) -> None:
         await stopped.wait()
@@ -126,8 +132,8 @@ class Injector:
         while await asyncio.to_thread(self._pane.alive):
             self._reporter.update(connected=client.connected, problem=client.problem)
             if self._pane.agent is None and self._now() >= look_at:
-                with contextlib.suppress(PaneGone):
-                    await asyncio.to_thread(self._pane.look)
+                with contextlib.suppress(NoAnswer):
+                    await self._look()
                 look_at = self._now() + pause
                 pause = min(pause * 1.2, longest)
             await asyncio.sleep(ALIVE_INTERVAL)
@@ -156,18 +162,48 @@ class Injector:
     # From the inbox into the pane ----------------------------------------------------------
 
     async def _deliver(self) -> None:
-        with contextlib.suppress(PaneGone):  # the watch says when the agent has ended
-            while True:
-                try:
-                    await self._until_something_waits()
-                    await self._type_what_waits()
-                    self._reporter.update(state=IDLE)
-                except InboxError as error:
-                    self._reporter.update(state=str(error))
-                    await asyncio.sleep(RETRY_INTERVAL)
+        taken_over = False
+        while True:
+            try:
+                if not taken_over:
+                    await asyncio.to_thread(self._take_over)
+                    taken_over = True
+                await self._until_something_waits()
+                await self._type_what_waits()
+                self._reporter.update(state=IDLE)
+                continue
+            except InboxError as error:
+                self._reporter.update(state=str(error))
+            except NoAnswer as error:  # the watch says when the agent has ended
+                self._reporter.update(state=f"tmux does not show the pane: {error}")
+                taken_over = False  # what was typed and what not, only the pane's mark tells
+            await asyncio.sleep(RETRY_INTERVAL)
+            self._arrived.set()  # what waited then waits still
+
+    def _take_over(self) -> None:
+        """Go on with what was left in the prompt: by an injector before this one, or by this
+        one when tmux did not answer.
+        """
+        if (holder := self._holder()) is None:
+            return  # no agent's prompt was ever seen here, so nothing was typed
+        found, mark = self._file.read(), self._pane.mark()
+        self._claims = self._inbox.held_by(holder)
+        if found is None or found.paste != mark.paste:
+            self._release()
+            self._typist.reset()
+            return
+        self._batch = found
+        entered = mark.done == "entered"
+        self._typist.resume(
+            found.text, found.pasted_at, found.label, entered=entered, now=self._now()
+        )
+
+    def _holder(self) -> processes.Process | None:
+        agent = self._pane.agent
+        return None if agent is None else processes.of(agent.pid)
 
     async def _until_something_waits(self) -> None:
-        while not self._arrived.is_set():
+        while self._batch is None and not self._arrived.is_set():
             due_at = min((entry.due_at for entry in self._announced.values()), default=float("inf"))
             pause = min(RECHECK_INTERVAL, max(0.0, due_at - self._now()))
             with contextlib.suppress(TimeoutError):
@@ -179,11 +215,21 @@ class Injector:
         self._arrived.clear()
         self._counted_at = float("-inf")  # what was counted may be from before the arrival
 
+    async def _look(self) -> Look:
+        look = await asyncio.to_thread(self._pane.look)
+        status = self._reporter.status
+        if not status.agent and (holder := self._holder()) is not None:
+            status.agent = str(holder)
+            self._reporter.write()  # before anything is typed: the next injector must know it
+        return look
+
     async def _type_what_waits(self) -> None:
         """Until nothing is left but what was announced."""
         while self._batch is not None or await self._anything():
-            look = await asyncio.to_thread(self._pane.look)
-            match self._typist.next(look, self._now()):
+            look = await self._look()
+            step = self._typist.next(look, self._now())
+            await asyncio.to_thread(self._note_label)
+            match step:
                 case Wait(reason, seconds):
                     self._reporter.update(state=reason or None)
                     if self._batch is not None and self._typist.phase is Phase.WAITING:
@@ -197,6 +243,8 @@ class Injector:
                     await self._enter(stamp)
                 case Done():
                     await asyncio.to_thread(self._settle)
+                case Unclear():
+                    await asyncio.to_thread(self._keep_announced)
 
     async def _anything(self) -> bool:
         if self._now() - self._counted_at < COUNT_INTERVAL:
@@ -219,22 +267,41 @@ class Injector:
         if self._batch is None:
             self._counted_at = float("-inf")
             return False
-        if await asyncio.to_thread(self._pane.paste, self._batch.text, stamp):
-            self._typist.pasted(self._batch.text, self._now())
+        batch = self._batch
+        batch.pasted_at = self._now()
+        await asyncio.to_thread(self._write_note)
+        if await asyncio.to_thread(self._pane.paste, batch.text, stamp, batch.paste):
+            self._typist.pasted(batch.text, batch.pasted_at)
         else:
             await asyncio.to_thread(self._release)
             self._typist.turned_down()
         return True
 
     async def _enter(self, stamp: str) -> None:
-        if await asyncio.to_thread(self._pane.enter, stamp):
+        assert self._batch is not None
+        if await asyncio.to_thread(self._pane.enter, stamp, self._batch.paste):
             self._typist.entered(self._now())
         else:
             self._typist.turned_down()
 
+    def _write_note(self) -> None:
+        assert self._batch is not None
+        try:
+            self._file.write(self._batch)
+        except OSError as error:
+            self._release()
+            raise InboxError(f"nothing can be noted before it is typed: {error}") from None
+
+    def _note_label(self) -> None:
+        if self._batch is not None and self._batch.label != self._typist.label:
+            self._batch.label = self._typist.label
+            with contextlib.suppress(OSError):  # it is known without, but for a person's own
+                self._file.write(self._batch)
+
     def _take_batch(self) -> None:
-        claims = self._inbox.claim(limit=MAX_CLAIMS + len(self._announced))
-        self._claims = claims
+        # For the agent, not for this process: see unfinished.py.
+        limit = MAX_CLAIMS + len(self._announced)
+        self._claims = claims = self._inbox.claim(limit, holder=self._holder())
         self._forget_what_was_read(claims)
         fresh = [claim for claim in claims if claim.message.id not in self._announced]
         messages = [claim.message for claim in fresh]
@@ -243,12 +310,13 @@ class Injector:
             fresh, messages = claims, [claim.message for claim in claims]
             batch = choose(messages, render=_rendered, notice=True, command=self._command)
         taken = fresh[: batch.count] if batch is not None else []
-        self._announcing = [claim.message.id for claim in taken if batch and batch.notice]
-        self._claims = [] if self._announcing else taken
+        announcing = [claim.message.id for claim in taken if batch and batch.notice]
+        self._claims = [] if announcing else taken
         for claim in claims:
             if claim not in self._claims:
                 claim.release()
-        self._batch = batch
+        if batch is not None:
+            self._batch = Unfinished(secrets.token_hex(8), batch.text, self._now(), announcing)
 
     def _forget_what_was_read(self, claims: Sequence[Claim]) -> None:
         there = {claim.message.id for claim in claims}
@@ -259,15 +327,28 @@ class Injector:
 
     def _settle(self) -> None:
         """The batch was submitted."""
+        assert self._batch is not None
         for claim in self._claims:
             claim.remove()
-        for id in self._announcing:
+        self._announce(self._batch.announcing)
+        self._forget_batch()
+        self._typist.reset()
+
+    def _keep_announced(self) -> None:
+        """Nobody knows what became of the batch: the agent may have it, so type it no more."""
+        assert self._batch is not None
+        for claim in self._claims:
+            claim.release()
+        self._announce([claim.message.id for claim in self._claims] or self._batch.announcing)
+        self._forget_batch()
+        self._typist.reset()
+
+    def _announce(self, ids: Sequence[str]) -> None:
+        for id in ids:
             if id in self._announced:
                 self._announced[id].times += 1
             else:
                 self._announced[id] = _Announced(self._now())
-        self._forget_batch()
-        self._typist.reset()
 
     def _release(self) -> None:
         """The batch was not submitted: back to the inbox with it."""
@@ -276,8 +357,30 @@ class Injector:
         self._forget_batch()
 
     def _forget_batch(self) -> None:
-        self._batch, self._claims, self._announcing = None, [], []
+        self._file.remove()
+        self._batch, self._claims = None, []
         self._counted_at = float("-inf")
+
+    def _finish(self) -> None:
+        """The agent has ended, or this injector has to."""
+        if self._pane.alive():
+            return  # what is in the prompt is the next injector's
+        if self._batch is not None and self._was_submitted():
+            self._settle()
+        else:
+            self._release()
+
+    def _was_submitted(self) -> bool:
+        """Whether an agent that ended right after Enter took it, as far as can be proven.
+
+        What it left on the screen may show its prompt without the text. If it cleared the
+        screen nothing tells, and the message goes back to the inbox, for the next agent of that
+        name: it may come twice then, but does not get lost.
+        """
+        try:
+            return self._typist.saw_it_submitted(self._pane.look())
+        except NoAnswer:
+            return False
 
 
 def _rendered(message: Message) -> str:
@@ -288,30 +391,50 @@ def _rendered(message: Message) -> str:
 
 def main(folder: Path) -> NoReturn:
     """Run the injector of the session in `folder` until its agent has ended, and exit."""
+    with locked(folder, LOCK_TIMEOUT) as held:
+        code = _run(folder) if held else 1
+        # From here, since Python waits for its threads at the end, and one of them may be asking
+        # a name server that does not answer: the user's terminal would stay on this window.
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _run(folder: Path) -> int:
     session = Session.load(folder)
-    settings_file = folder / "settings.env"
-    settings = load_peer_settings({"HOPTELL_ENV": str(settings_file)})
-    tmux = Tmux(tmux_bin=session.tmux)
-    pane = Pane(tmux, session.pane, session.pid)
-    status = Status(session.name, os.getpid(), session.pane, session.pid)
+    myself = processes.current()
+    status = Status(session.name, myself.pid, session.pane, str(myself), session.process)
+    if (before := read_status(folder)) is not None:
+        status.agent = before.agent
+    pane = _pane(session, status)
     reporter = Reporter(status, folder, functools.partial(print, flush=True))
     print(f"hoptell types messages for {session.name} into {session.command}, pane {pane.id}.")
     print("This window ends with the agent. Why something is held:\n", flush=True)
     last_word = None
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_main(session, settings, pane, reporter))
+        settings = load_peer_settings({"HOPTELL_ENV": str(folder / SETTINGS_FILE)})
+        loop.run_until_complete(_main(session, settings, pane, reporter, folder))
     except HoptellError as error:
         last_word = f"stopped: {error}"
     except Exception as error:
         last_word = f"stopped by a bug in hoptell: {_where(error)}"
     finally:
         if _end(pane, reporter, last_word):
-            settings_file.unlink(missing_ok=True)  # it has the token; a sidecar may need it
-    # From here, since Python waits for its threads at the end, and one of them may be asking a
-    # name server that does not answer: the user's terminal would stay on this window.
-    sys.stdout.flush()
-    os._exit(1 if last_word else 0)
+            forget_secrets(folder)
+    return 1 if last_word else 0
+
+
+def _pane(session: Session, status: Status) -> Pane:
+    """The pane of the session, with the agent in it that an injector before this one knew.
+
+    Whatever has taken that agent's place, the shell below it or another agent, is not it.
+    """
+    pane = Pane(Tmux(tmux_bin=session.tmux), session.pane, session.pid)
+    if not agent_runs(status):
+        pane.agent = foreground.GONE
+    elif (agent := processes.parse(status.agent)) is not None:
+        pane.agent = foreground.find(agent.pid) or foreground.GONE
+    return pane
 
 
 def _where(error: Exception) -> str:
@@ -320,7 +443,9 @@ def _where(error: Exception) -> str:
     return f"{type(error).__name__} at {os.path.basename(frame.filename)} line {frame.lineno}"
 
 
-async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: Reporter) -> None:
+async def _main(
+    session: Session, settings: PeerSettings, pane: Pane, reporter: Reporter, folder: Path
+) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -331,6 +456,7 @@ async def _main(session: Session, settings: PeerSettings, pane: Pane, reporter: 
         pane,
         inbox,
         reporter,
+        UnfinishedFile(folder),
         command=f"{listen_command(session.name, settings.home)} 0",
         notice=session.notice,
     )
@@ -353,8 +479,5 @@ def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> bool:
     agent_ended = gone or not pane.alive()
     reporter.update(state=last_word or ("the agent has ended" if agent_ended else "stopped"))
     reporter.write()
-    if gone:
-        pane.tmux.cmd("kill-pane", "-t", pane.id)
-    else:  # from now on it is an ordinary pane, which nobody watches
-        pane.tmux.cmd("set-option", "-w", "-t", pane.id, "remain-on-exit", "off")
+    pane.let_go()
     return agent_ended

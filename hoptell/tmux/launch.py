@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hoptell import files
+
 FROM_PANE = ("TERM", "TMUX", "TMUX_PANE", "TERM_PROGRAM", "TERM_PROGRAM_VERSION")
 """Variables that tmux sets for what runs in its panes."""
 
@@ -21,9 +23,8 @@ def write_plan(
 ) -> None:
     """Write what `become_agent` needs; the file must not exist, and is private."""
     plan = {"command": list(command), "environ": dict(environ), "cwd": str(cwd)}
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
-        json.dump(plan, stream, ensure_ascii=False)
+    data = json.dumps(plan, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    files.write(file, data, new=True)
 
 
 def become_agent(file: Path) -> None:

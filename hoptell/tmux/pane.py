@@ -5,17 +5,21 @@ reading from the pane in between: they belong together. Typing is guarded inside
 `if-shell -F` on the stamp of the look that it rests on. The text itself goes in by standard
 input, so that no option, key name or format in it means anything, and out as one bracketed
 paste; a text with anything but printable characters, tab and newline is refused.
+
+With each key tmux notes, as an option of the pane and in the same command list, what it was
+for (`Mark`). Whoever is killed meanwhile leaves behind either both or neither.
 """
 
 import re
-import secrets
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import libtmux
 from libtmux.common import tmux_cmd
+from libtmux.exc import TmuxCommandNotFound
 
 from hoptell.tmux import foreground
 from hoptell.tmux.foreground import Process
@@ -37,6 +41,9 @@ STAMP = " ".join(
 where agents show that they work. A dialog or a draft moves the cursor, and a key that a person
 pressed counts as activity of the session before the agent has drawn what it does."""
 
+MARK = "@hoptell-typed"
+"""The pane's option that holds the last mark."""
+
 _SAFE = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|[\t\n])*")
 
 
@@ -56,8 +63,17 @@ class Tmux(libtmux.Server):
         return [str(self.tmux_bin or "tmux"), "-u", *socket, *config]
 
 
-class PaneGone(Exception):
-    """The pane, or the whole tmux server, is no more."""
+class NoAnswer(Exception):
+    """tmux did nothing: the pane or the whole server is no more, or tmux cannot be run now."""
+
+
+class Mark(NamedTuple):
+    """What was done last in a pane."""
+
+    done: str
+    """`pasted` or `entered`; empty if nothing was."""
+    paste: str
+    """Which paste it was about: hexadecimal digits of the caller's choice."""
 
 
 @dataclass
@@ -67,18 +83,24 @@ class Pane:
     tmux: Tmux
     id: str
     pid: int
-    agent: Process | None = field(default=None, init=False)
+    agent: Process | None = None
     """The agent, once its screen was recognized."""
-    _recognized_at: float = field(default=0.0, init=False)
+    _process: Process | None = field(default=None, init=False)
+    _recognized_at: float = field(default=float("-inf"), init=False)
+    _activity: tuple[int, float] = field(default=(0, 0.0), init=False)
+    """The last activity of a person that tmux told, and when it told that first."""
+
+    def __post_init__(self) -> None:
+        self._process = foreground.find(self.pid)
 
     def look(self) -> Look:
         """See what the pane shows now.
 
         Raises:
-            PaneGone: there is no such pane any more.
+            NoAnswer: there is no such pane any more, or no tmux to ask.
         """
         running = foreground.agent_below(self.pid)
-        answer = self.tmux.cmd(
+        lines = self._ask(
             "display-message", "-p", "-t", self.id, STAMP,
             ";", "display-message", "-p", "-t", self.id, "#{window_id} #{pane_mode}",
             ";", "display-message", "-p", "-t", self.id, "#{pane_title}",
@@ -86,9 +108,16 @@ class Pane:
             ";", "display-message", "-p", "end",
             ";", "capture-pane", "-p", "-e", "-t", self.id,
         )  # fmt: skip
+        return self._understood(lines, running)
+
+    def _ask(self, command: str, *words: str) -> list[str]:
+        try:
+            answer = self.tmux.cmd(command, *words)
+        except (OSError, TmuxCommandNotFound) as error:
+            raise NoAnswer(str(error) or "there is no tmux now") from None
         if answer.returncode:
-            raise PaneGone(" ".join(answer.stderr))
-        return self._understood(answer.stdout, running)
+            raise NoAnswer(" ".join(answer.stderr))
+        return answer.stdout
 
     def _understood(self, lines: list[str], running: Process | None) -> Look:
         stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
@@ -97,7 +126,8 @@ class Pane:
         screen = Screen(
             rows=lines[end + 1 :],
             cursor=(int(values["cursor_x"]), int(values["cursor_y"])),
-            cursor_shown=values["cursor_flag"] == "1",
+            # In a dead pane the cursor is where tmux wrote that it is dead.
+            cursor_shown=values["cursor_flag"] == "1" and values["pane_dead"] != "1",
             width=int(values["pane_width"]),
             title=title,
         )
@@ -107,7 +137,7 @@ class Pane:
             self.agent, self._recognized_at = running, time.monotonic()
         if problem is None and time.monotonic() - self._recognized_at < SETTLE_WAIT:
             problem = "the agent has only just started"
-        return Look(stamp, reading, problem, _person_at(lines[3:end], window))
+        return Look(stamp, reading, problem, self._person_at(lines[3:end], window))
 
     def _problem(self, values: dict[str, str], mode: str, running: Process | None) -> str | None:
         if values["pane_id"] != self.id or values["pane_pid"] != str(self.pid):
@@ -128,50 +158,83 @@ class Pane:
             return "another program is in the foreground of the pane"
         return None
 
-    def paste(self, text: str, stamp: str) -> bool:
+    def _person_at(self, clients: list[str], window: str) -> float:
+        """When somebody last typed at a client that shows `window`, on the monotonic clock."""
+        seen = (line.split(" ") for line in clients)
+        typed = [int(at) for at, shown in seen if shown == window and at.isdigit()]
+        if not typed:
+            return float("-inf")
+        now, latest = time.monotonic(), max(typed)
+        if latest != self._activity[0]:
+            self._activity = latest, now
+        # tmux tells whole seconds of the system's clock: take the last moment that they may
+        # mean, but not one after they were first told, as somebody may have set the clock.
+        return min(now - (time.time() - latest), self._activity[1]) + 1
+
+    def paste(self, text: str, stamp: str, paste: str) -> bool:
         """Paste `text` if the pane still is as `stamp` says; tell whether it was done.
 
         Raises:
-            PaneGone: there is no such pane any more.
+            NoAnswer: there is no such pane any more, or no tmux to ask.
             ValueError: the text is not printable; nothing was done.
         """
         if _SAFE.fullmatch(text) is None:
             raise ValueError("only printable text, tab and newline may be pasted")
-        buffer = f"hoptell-{secrets.token_hex(8)}"
-        paste = f"paste-buffer -p -r -d -b {buffer} -t {self.id}"
+        buffer = f"hoptell-{paste}"
         load = ["load-buffer", "-b", buffer, "-", ";"]
-        return self._guarded(stamp, paste, f"delete-buffer -b {buffer}", load, text)
+        keys = f"paste-buffer -p -r -d -b {buffer} -t {self.id}"
+        # A file, not a pipe: tmux would paste what came through before its writer was killed.
+        with _as_file(text) as file:
+            guarded = self._guarded(
+                stamp, keys, Mark("pasted", paste), f"delete-buffer -b {buffer}"
+            )
+            return self._typed([*load, *guarded], file.fileno())
 
-    def enter(self, stamp: str) -> bool:
+    def enter(self, stamp: str, paste: str) -> bool:
         """Press Enter if the pane still is as `stamp` says; tell whether it was done.
 
         Raises:
-            PaneGone: there is no such pane any more.
+            NoAnswer: there is no such pane any more, or no tmux to ask.
         """
-        return self._guarded(stamp, f"send-keys -t {self.id} Enter")
+        keys = f"send-keys -t {self.id} Enter"
+        return self._typed(self._guarded(stamp, keys, Mark("entered", paste)))
 
-    def _guarded(
-        self,
-        stamp: str,
-        then: str,
-        otherwise: str = "",
-        first: "list[str] | tuple[()]" = (),
-        text: str = "",
-    ) -> bool:
+    def mark(self) -> Mark:
+        """What was typed last, by whichever injector.
+
+        Raises:
+            NoAnswer: there is no such pane any more, or no tmux to ask.
+        """
+        found = self._ask("display-message", "-p", "-t", self.id, f"#{{{MARK}}}")
+        done, _, paste = "".join(found).partition("-")
+        return Mark(done, paste)
+
+    def _guarded(self, stamp: str, keys: str, mark: Mark, otherwise: str = "") -> list[str]:
         expected = re.sub(r"([#,}])", r"#\1", stamp)
-        condition = f"#{{==:{STAMP},{expected}}}"
-        refused = f"{otherwise} ; " if otherwise else ""
-        answer = subprocess.run(
-            [
-                *self.tmux.words(), *first,
-                "if-shell", "-F", "-t", self.id, condition,
-                f"{then} ; display-message -p done", f"{refused}display-message -p held",
-            ],
-            input=text.encode(), capture_output=True, check=False,
-        )  # fmt: skip
+        note = f"set-option -p -t {self.id} {MARK} {mark.done}-{mark.paste}"
+        return [
+            "if-shell", "-F", "-t", self.id, f"#{{==:{STAMP},{expected}}}",
+            f"{keys} ; {note} ; display-message -p done",
+            f"{otherwise} ; display-message -p held" if otherwise else "display-message -p held",
+        ]  # fmt: skip
+
+    def _typed(self, words: list[str], stdin: int = subprocess.DEVNULL) -> bool:
+        command = [*self.tmux.words(), *words]
+        try:
+            answer = subprocess.run(command, stdin=stdin, capture_output=True, check=False)
+        except OSError as error:
+            raise NoAnswer(str(error)) from None
         if answer.returncode:
-            raise PaneGone(answer.stderr.decode(errors="replace").strip())
+            raise NoAnswer(answer.stderr.decode(errors="replace").strip())
         return answer.stdout.decode().split()[-1:] == ["done"]
+
+    def let_go(self) -> None:
+        """From now on it is an ordinary pane: it closes as soon as what it runs has ended."""
+        same = f"#{{==:#{{pane_pid}},{self.pid}}}"
+        ended = foreground.find(self.pid) is None
+        keep = f"set-option -p -t {self.id} remain-on-exit off"
+        then = f"kill-pane -t {self.id}" if ended else keep
+        self.tmux.cmd("if-shell", "-F", "-t", self.id, same, then)
 
     def exit_status(self) -> int | None:
         """The exit status of the process that tmux started, where tmux still knows it."""
@@ -193,7 +256,7 @@ class Pane:
 
     def alive(self) -> bool:
         """Whether what was started is still there: the process, and the agent if it is known."""
-        if foreground.find(self.pid) is None:
+        if self._process is None or not self._process.alive():
             return False
         return self.agent is None or self.agent.alive()
 
@@ -202,9 +265,11 @@ def _same(one: Process, other: Process) -> bool:
     return (one.pid, one.started) == (other.pid, other.started)
 
 
-def _person_at(clients: list[str], window: str) -> float:
-    """When somebody last typed at a client that shows `window`, on the monotonic clock."""
-    seen = (line.split(" ") for line in clients)
-    typed = [int(at) for at, shown in seen if shown == window and at.isdigit()]
-    # tmux tells whole seconds: take the last moment that they may mean.
-    return time.monotonic() - (time.time() - max(typed) - 1) if typed else float("-inf")
+def _as_file(text: str) -> IO[bytes]:
+    try:
+        file = tempfile.TemporaryFile()
+        file.write(text.encode())
+        file.seek(0)
+    except OSError as error:
+        raise NoAnswer(f"no temporary file: {error.strerror}") from None
+    return file

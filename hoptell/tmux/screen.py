@@ -436,6 +436,8 @@ def _squeezed_line(line: Line) -> str:
 # Our own text -----------------------------------------------------------------------------
 
 _COLLAPSED = re.compile(r"(?:\[Pasted ?(?:text|Content|~)[^\]]*\])+", re.IGNORECASE)
+RECOGNIZABLE = 30
+"""Letters of a text that must be seen: a person's few words may be in it too."""
 _LOOKS_LIKE_PROMPT = re.compile(
     r"\s*(?:[│┃]\s*)?[❯›>](?:\s|$)|\s*[─━▀▄╌]{8,}|\s*[╭┌╰└╹][─━▀]{3,}|.*\besc\b.{0,12}\binterrupt\b",
     re.IGNORECASE,
@@ -451,10 +453,15 @@ def shows(reading: Reading, text: str) -> bool:
     """
     if not reading.typed:
         return False
-    if _COLLAPSED.fullmatch(reading.typed):
+    if is_label(reading):
         return True
-    seen = _letters(reading.typed)
-    return bool(seen) and seen in _letters(text)
+    seen, whole = _letters(reading.typed), _letters(text)
+    return len(seen) >= min(len(whole), RECOGNIZABLE) and seen in whole
+
+
+def is_label(reading: Reading) -> bool:
+    """Tell whether in the input stands a label for some long paste, and nothing else."""
+    return reading.typed is not None and _COLLAPSED.fullmatch(reading.typed) is not None
 
 
 def looks_like_prompt(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""Start an agent in a tmux session of its own, with the injector in a second window beside it.
+"""Start an agent in a tmux session of its own, with the injector in a second window beside it;
+and find that session again, to show it and to give it a new injector if the old one has ended.
 
     tmux session hoptell-<name>
       window agent      the agent, started through launch.py
@@ -7,17 +8,23 @@
       settings.env      what the agent's sidecar and the injector run with, the token included
       session.json      pane, process and choices, for the injector
       status.json       what the injector does (status.py)
+      unfinished.json   what it is typing (unfinished.py)
+      lock              held by who starts the session, then by the injector
 
 Both windows' command lines hold only paths into that private folder, and tmux is called without
 any HOPTELL_… variable: the first such call becomes the server, which keeps its environment and
 its command line for as long as it lives. Nothing rests on the user's tmux settings: sessions,
-windows and panes are named by id, commands are given word by word, and the options that could
-end the session or lose the agent's exit status are set on it.
+windows and panes are named by id, as hooks may rename and split them; commands are given word
+by word; and the options that could end the session or lose the agent's exit status are set on it.
+
+A session that is found again is the one that was started if the process is (pid, start time and
+boot, in session.json), and if tmux says that it started that pid in that pane.
 """
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,12 +37,26 @@ import msgspec
 from libtmux import exc
 from libtmux.common import get_version, has_gte_version
 
-from hoptell.errors import ConfigurationError, HoptellError
-from hoptell.settings import PeerSettings, quoted
+from hoptell import files, processes
+from hoptell.env_file import quoted
+from hoptell.errors import HoptellError
+from hoptell.programs import SERVER, codex_home
+from hoptell.settings import PeerSettings
+from hoptell.tmux import status
+from hoptell.tmux.folder import (
+    LOCK_TIMEOUT,
+    PLAN_PREFIX,
+    SETTINGS_FILE,
+    folder_of,
+    forget_secrets,
+    locked,
+    make_folder,
+)
 from hoptell.tmux.launch import write_plan
 from hoptell.tmux.pane import Tmux
 
 OLDEST_TMUX = "3.2"
+_STARTED = re.compile(r"started (?P<session>\$\d+) (?P<pane>%\d+) (?P<pid>\d+)")
 
 
 class SessionError(HoptellError):
@@ -47,12 +68,12 @@ class Session(msgspec.Struct):
 
     name: str
     """The peer name."""
-    session: str
-    """The session's id, `$3`."""
     pane: str
     """The agent's pane, `%5`."""
     pid: int
     """The process that tmux started in it."""
+    process: str
+    """Its identity, `str` of a `processes.Process`; empty if it ended at once."""
     tmux: str
     """The tmux program."""
     command: str
@@ -62,7 +83,11 @@ class Session(msgspec.Struct):
 
     @classmethod
     def load(cls, folder: Path) -> "Session":
-        """Read what `start` wrote into its folder."""
+        """Read what `start` wrote into its folder.
+
+        Raises:
+            OSError, msgspec.DecodeError: there is nothing that can be read.
+        """
         return msgspec.json.decode((folder / "session.json").read_bytes(), type=cls)
 
 
@@ -105,46 +130,77 @@ def find_tmux(environ: Mapping[str, str]) -> Tmux:
     return tmux
 
 
-def is_running(tmux: Tmux, name: str) -> bool:
-    """Whether there is a session of exactly that peer."""
-    return tmux.has_session(session_name(name), exact=True)
-
-
-def folder_of(settings: PeerSettings, name: str) -> Path:
-    """Where the files of a peer's session are."""
-    return settings.home / "tmux" / name
-
-
 def start(tmux: Tmux, request: Request) -> Session:
     """Start agent and injector, detached.
 
     Raises:
-        SessionError: the name is in use, the command does not exist, or tmux refuses.
+        SessionError: the name is in use, the command does not exist, or tmux refuses; nothing
+            that was started for it runs.
         ConfigurationError: the private folder cannot be made.
     """
-    _check(tmux, request)
-    folder = _private_folder(request.settings, request.name)
-    plan = folder / f"launch-{os.getpid()}.json"
-    settings_file = folder / "settings.env"
-    _write_private(settings_file, _settings_text(request))
-    plan.unlink(missing_ok=True)
-    environ = agent_environment(request, settings_file)
-    write_plan(plan, agent_command(request, settings_file), environ, request.cwd)
-    try:
-        with _without_settings():
-            return _start(tmux, request, folder, plan)
-    except BaseException:
-        plan.unlink(missing_ok=True)
-        raise
+    program = request.command[0]
+    if shutil.which(program, path=request.environ.get("PATH")) is None:
+        raise SessionError(f"{ascii(program)} is not installed, or not in PATH: nothing to start")
+    folder = make_folder(request.settings, request.name)
+    if _known(folder) is not None:
+        raise _in_use(request.name)
+    with locked(folder, LOCK_TIMEOUT) as held:
+        if not held or _known(folder) is not None:
+            raise _in_use(request.name)
+        _clear(tmux, folder, request.name)
+        try:
+            with _without_settings():
+                return _start(tmux, request, folder)
+        except BaseException:
+            forget_secrets(folder)
+            (folder / "session.json").unlink(missing_ok=True)
+            raise
+
+
+def find(tmux: Tmux, settings: PeerSettings, name: str) -> tuple[Session, bool]:
+    """The session of an agent that runs; with a new injector if it has none, which is told.
+
+    Raises:
+        SessionError: no agent runs under that name, or none that this tmux knows.
+    """
+    folder = folder_of(settings, name)
+    session = _known(folder)
+    if session is None:
+        raise SessionError(
+            f"no agent runs as {name} here: start one with `hoptell tmux {name} -- COMMAND`"
+        )
+    if shown_in(tmux, session) is None:
+        raise SessionError(
+            f"the agent of {name}, process {session.pid}, is in no pane of this tmux server: look"
+            f" for it on the server that it was started on, or end it"
+        )
+    with locked(folder, 0) as held:
+        if held and _agent_runs(folder):
+            with _without_settings():
+                _inject(tmux, session, folder)
+            return session, True
+    return session, False
+
+
+def shown_in(tmux: Tmux, session: Session) -> str | None:
+    """The id of the tmux session in which the agent's pane is now; None if there is none."""
+    found = tmux.cmd(
+        "display-message", "-p", "-t", session.pane, "#{session_id} #{pane_id} #{pane_pid}"
+    )
+    where, _, what = "".join(found.stdout).partition(" ")
+    return where if what == f"{session.pane} {session.pid}" else None
 
 
 def attach(tmux: Tmux, session: Session, environ: Mapping[str, str]) -> None:
-    """Show the session: here until the user detaches or it ends, or in the tmux around us."""
+    """Show the agent: here until the user detaches or it ends, or in the tmux around us."""
+    where = shown_in(tmux, session)
+    if where is None:
+        return  # it has ended already
     if environ.get("TMUX"):
-        tmux.cmd("switch-client", "-t", session.session)
+        tmux.cmd("switch-client", "-t", where)
         return
     with _without_settings():
-        subprocess.run([*tmux.words(), "attach-session", "-t", session.session], check=False)
+        subprocess.run([*tmux.words(), "attach-session", "-t", where], check=False)
 
 
 def agent_environment(request: Request, settings_file: Path) -> dict[str, str]:
@@ -169,7 +225,7 @@ def agent_command(request: Request, settings_file: Path) -> list[str]:
         f"{name} = {json.dumps(value, ensure_ascii=False)}"
         for name, value in _pointers(request, settings_file).items()
     )
-    return [program, "-c", f"mcp_servers.hoptell.env={{{pairs}}}", *rest]
+    return [program, "-c", f"mcp_servers.{SERVER}.env={{{pairs}}}", *rest]
 
 
 def _pointers(request: Request, settings_file: Path) -> dict[str, str]:
@@ -186,64 +242,124 @@ def _pointers(request: Request, settings_file: Path) -> dict[str, str]:
 def _codex_knows_hoptell(environ: Mapping[str, str]) -> bool:
     import tomllib
 
-    home = environ.get("CODEX_HOME") or os.path.join(environ.get("HOME", ""), ".codex")
+    home = codex_home(environ)
+    if home is None:
+        return False
     try:
-        config = tomllib.loads(Path(home, "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     servers = config.get("mcp_servers")
-    return isinstance(servers, dict) and "hoptell" in servers
+    return isinstance(servers, dict) and SERVER in servers
 
 
-def _check(tmux: Tmux, request: Request) -> None:
-    program = request.command[0]
-    if shutil.which(program, path=request.environ.get("PATH")) is None:
-        raise SessionError(f"{ascii(program)} is not installed, or not in PATH: nothing to start")
-    if is_running(tmux, request.name):
-        raise _in_use(request.name)
+def _known(folder: Path) -> Session | None:
+    """What was started in the folder, if its process still runs."""
+    try:
+        session = Session.load(folder)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return session if status.runs(session.process) else None
+
+
+def _agent_runs(folder: Path) -> bool:
+    """False if the injector saw the agent's end: what runs on in its pane is only a shell."""
+    found = status.read_status(folder)
+    return found is None or status.agent_runs(found)
 
 
 def _in_use(name: str) -> SessionError:
-    session = session_name(name)
     return SessionError(
-        f"{name} runs already, in the tmux session {session}: see it with"
-        f" `tmux attach -t ={session}`, or choose another name"
+        f"{name} runs already: see it with `hoptell tmux {name}`, or choose another name"
     )
 
 
-def _start(tmux: Tmux, request: Request, folder: Path, plan: Path) -> Session:
+def _clear(tmux: Tmux, folder: Path, name: str) -> None:
+    """Make sure that nothing is left of an earlier agent of that name.
+
+    Raises:
+        SessionError: somebody else's tmux session has its name.
+    """
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        before = Session.load(folder)
+        if shown_in(tmux, before) is not None:  # a dead pane, whose injector was killed
+            tmux.cmd("kill-pane", "-t", before.pane)
+    for file in ("session.json", "status.json", "unfinished.json"):
+        (folder / file).unlink(missing_ok=True)
+    forget_secrets(folder)
+    session = session_name(name)
+    if tmux.has_session(session, exact=True):
+        raise SessionError(
+            f"there is a tmux session {session} already, and no agent in it that is known here:"
+            f" look at it with `tmux attach -t ={session}` and end it, or choose another name"
+        )
+
+
+def _start(tmux: Tmux, request: Request, folder: Path) -> Session:
+    settings_file = folder / SETTINGS_FILE
+    files.replace(settings_file, _settings_text(request).encode())
+    plan = folder / f"{PLAN_PREFIX}{os.getpid()}.json"
+    environ = agent_environment(request, settings_file)
+    write_plan(plan, agent_command(request, settings_file), environ, request.cwd)
     columns, rows = request.size
     exactly = f"={session_name(request.name)}:"
     answer = tmux.cmd(
         "new-session", "-d", "-s", session_name(request.name), "-n", "agent",
-        "-x", columns, "-y", rows, "-P", "-F", "#{session_id} #{pane_id} #{pane_pid}",
+        "-x", columns, "-y", rows, "-P", "-F", "started #{session_id} #{pane_id} #{pane_pid}",
         *_program("launch", plan),
+        # By name, since before the next command it may be too late: with destroy-unattached set
+        # for all sessions tmux would end this one. It fails if a hook has renamed it.
         ";", "set-option", "-t", exactly, "destroy-unattached", "off",
         ";", "set-option", "-w", "-t", exactly, "remain-on-exit", "on",
     )  # fmt: skip
-    if answer.returncode or not answer.stdout:
-        raise _in_use(request.name) if is_running(tmux, request.name) else _refused(answer.stderr)
-    session_id, pane_id, pid = answer.stdout[0].split()
-    session = Session(
-        name=request.name,
-        session=session_id,
-        pane=pane_id,
-        pid=int(pid),
-        tmux=str(tmux.tmux_bin),
-        command=request.command[0],
-        notice=request.notice,
-    )
-    _write_private(folder / "session.json", msgspec.json.encode(session).decode())
-    (folder / "status.json").unlink(missing_ok=True)
+    lines = map(_STARTED.fullmatch, answer.stdout)  # hooks may print, too
+    started = next(filter(None, lines), None)
+    if started is None:
+        raise _refused(answer.stderr)
+    try:
+        pid = int(started["pid"])
+        session = Session(
+            name=request.name,
+            pane=started["pane"],
+            pid=pid,
+            process=str(processes.of(pid) or ""),
+            tmux=str(tmux.tmux_bin),
+            command=request.command[0],
+            notice=request.notice,
+        )
+        files.replace(folder / "session.json", msgspec.json.encode(session))
+        _inject(tmux, session, folder)
+        # Now the pane has it: others, which a hook may have split off, should close.
+        tmux.cmd("set-option", "-wu", "-t", session.pane, "remain-on-exit")
+    except BaseException:
+        tmux.cmd("kill-session", "-t", started["session"])
+        raise
+    return session
+
+
+def _inject(tmux: Tmux, session: Session, folder: Path) -> None:
+    """Start the injector, in a window of its own; see to it that agent and session last.
+
+    Raises:
+        SessionError: tmux has ended the session, or refuses.
+    """
+    tmux.cmd(
+        "set-option", "-p", "-t", session.pane, "remain-on-exit", "on",
+        ";", "set-option", "-t", session.pane, "destroy-unattached", "off",
+    )  # fmt: skip
+    where = shown_in(tmux, session)
+    if where is None:
+        raise SessionError(
+            "tmux ended the session as soon as it was there: look into its settings for hooks, and"
+            " for destroy-unattached"
+        )
     answer = tmux.cmd(
-        "new-window", "-d", "-t", f"{session_id}:", "-n", "hoptell", "-P", "-F", "#{window_id}",
+        "new-window", "-d", "-t", f"{where}:", "-n", "hoptell", "-P", "-F", "#{pane_id}",
         *_program("inject", folder),
     )  # fmt: skip
-    if answer.returncode or not answer.stdout:
-        tmux.cmd("kill-session", "-t", session_id)
+    if not answer.stdout:
         raise _refused(answer.stderr)
-    tmux.cmd("set-option", "-w", "-t", answer.stdout[0], "remain-on-exit", "off")
-    return session
+    tmux.cmd("set-option", "-p", "-t", answer.stdout[0], "remain-on-exit", "off")
 
 
 def _program(role: str, path: Path) -> list[str]:
@@ -266,31 +382,6 @@ def _settings_text(request: Request) -> str:
         "HOPTELL_HOME": str(settings.home.absolute()),
     }
     return "".join(f"{name}={quoted(value)}\n" for name, value in values.items() if value)
-
-
-def _private_folder(settings: PeerSettings, name: str) -> Path:
-    folder = folder_of(settings, name).absolute()
-    try:
-        for part in (settings.home.absolute(), folder.parent, folder):
-            part.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = os.lstat(folder)
-        if folder.is_symlink() or status.st_uid != os.geteuid():
-            raise ConfigurationError(
-                f"{folder} is a link or another user's: move it away (see HOPTELL_HOME)"
-            )
-        os.chmod(folder, 0o700)
-    except OSError as error:
-        raise ConfigurationError(f"cannot use {folder}: {error.strerror}") from None
-    return folder
-
-
-def _write_private(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    temporary.replace(file)
 
 
 @contextlib.contextmanager

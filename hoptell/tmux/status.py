@@ -1,12 +1,13 @@
 """What the injector does and why it holds: one line in its window, one file for the doctor."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from hoptell import files, processes
 
 WRITE_INTERVAL = 10.0
 """Seconds after which the file is written again though only numbers changed."""
@@ -19,7 +20,12 @@ class Status(msgspec.Struct):
     pid: int
     """The injector's."""
     pane: str
-    agent_pid: int
+    injector: str
+    """Its identity; this and the next two are `str` of a `processes.Process`."""
+    process: str
+    """What tmux started in the pane."""
+    agent: str = ""
+    """The agent proper, once its screen was recognized."""
     connected: bool = False
     problem: str | None = None
     """Why it is not connected to the relay."""
@@ -38,6 +44,17 @@ class Status(msgspec.Struct):
     """The agent's, once it ended, where it is known."""
     last_words: list[str] = []
     """The last rows of its screen, if it failed."""
+
+
+def agent_runs(status: Status) -> bool:
+    """Whether the agent still runs, as far as can be seen from here."""
+    return runs(status.process) and (not status.agent or runs(status.agent))
+
+
+def runs(identity: str) -> bool:
+    """Whether a process still runs, as far as can be seen from here."""
+    process = processes.parse(identity)
+    return process is not None and processes.is_alive(process) is not False
 
 
 def read_status(folder: Path) -> Status | None:
@@ -78,12 +95,8 @@ class Reporter:
         """Replace the file; where the disk refuses, the window still tells."""
         self.status.updated_at = time.time()
         self._written_at = time.monotonic()
-        temporary = self._file.with_name(f".status.{os.getpid()}")
         with contextlib.suppress(OSError):
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(handle, "wb") as stream:
-                stream.write(msgspec.json.encode(self.status))
-            temporary.replace(self._file)
+            files.replace(self._file, msgspec.json.encode(self.status))
 
     def _tell(self, text: str) -> None:
         self._say(f"{time.strftime('%H:%M:%S')}  {text}")

@@ -12,12 +12,15 @@ looks must agree, some time apart, before anything is typed. What it then asks f
 
 Enter is repeated only while our own text still stands there, and not for ever: a text that
 nothing submits stays as `typed, not submitted` until somebody does.
+
+A typist can go on where another was cut off (`resume`). What became of a paste that nobody
+watched may not be known: then neither pasting it again nor forgetting it would be right.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hoptell.tmux.screen import Reading, State, shows
+from hoptell.tmux.screen import Reading, State, is_label, shows
 
 AGREE_INTERVAL = 0.2
 """Seconds between two looks that must agree."""
@@ -26,7 +29,8 @@ QUIET_WAIT = 5.0
 DRAW_WAIT = 15.0
 """Seconds that an agent has to draw what was pasted; then it counts as lost."""
 GONE_WAIT = 3.0
-"""Seconds after which a text that was drawn and vanished, with nothing submitted, is lost."""
+"""Seconds after which a text that was drawn and vanished, with nothing submitted, is lost; and
+in which something else must stand in the prompt before ours counts as submitted."""
 PASTES = 3
 """How often a text that gets lost is pasted before the pauses grow long."""
 LOST_WAIT = 60.0
@@ -81,7 +85,12 @@ class Done:
     by_hand: bool = False
 
 
-Step = Wait | Paste | Enter | Done
+@dataclass(frozen=True)
+class Unclear:
+    """The text was pasted, and is gone; whether somebody submitted it, nobody saw."""
+
+
+Step = Wait | Paste | Enter | Done | Unclear
 
 
 class Phase(StrEnum):
@@ -104,9 +113,12 @@ class Typist:
 
     def __init__(self) -> None:
         self.phase = Phase.WAITING
+        self.label: str | None = None
+        """What the agent shows instead of the text, once it was seen."""
         self._text = ""
         self._pasted_at = 0.0
         self._drawn = False
+        self._unwatched = False
         self._pastes = 0
         self._entered_at = 0.0
         self._enters = 0
@@ -130,6 +142,7 @@ class Typist:
         """The paste was made: `text` is on its way to the prompt."""
         self.phase = Phase.TYPED
         self._text, self._pasted_at, self._drawn = text, now, False
+        self.label, self._unwatched = None, False
         self._pastes += 1
         self._enters = 0
         self._forget_looks()
@@ -141,6 +154,15 @@ class Typist:
         self._enters += 1
         self._forget_looks()
 
+    def resume(
+        self, text: str, pasted_at: float, label: str | None, *, entered: bool, now: float
+    ) -> None:
+        """Go on with what another typist pasted, and pressed Enter for or not."""
+        self.pasted(text, pasted_at)
+        self.label, self._unwatched = label, True
+        if entered:
+            self.entered(now)
+
     def turned_down(self) -> None:
         """tmux found the pane changed and typed nothing."""
         self._forget_looks()
@@ -150,6 +172,10 @@ class Typist:
         self.phase = Phase.WAITING
         self._pastes = 0
         self._forget_looks()
+
+    def saw_it_submitted(self, look: Look) -> bool:
+        """Whether a look at what an agent left on the screen proves that it took Enter."""
+        return self.phase is Phase.ENTERED and look.reading.empty
 
     def _next(self, look: Look, now: float) -> Step:
         if look.problem is not None:
@@ -176,7 +202,7 @@ class Typist:
         if reading.typed == "":
             return self._vanished(look, now)
         self._gone_since = None
-        mine = shows(reading, self._text)
+        mine = self._is_ours(reading)
         self._drawn |= mine
         if reading.state is not State.IDLE_DRAFT:
             return self._hold(_NOT_SUBMITTED + _HELD[reading.state])
@@ -190,6 +216,8 @@ class Typist:
         """Nothing stands in the prompt, though Enter was not pressed."""
         if not self._drawn and now - self._pasted_at < DRAW_WAIT:
             return Wait("waits until the agent has drawn it", AGREE_INTERVAL)
+        if not self._drawn and self._unwatched:
+            return self._agreeing(look, now) or Unclear()
         if self._gone_since is None:
             self._gone_since = now
         if self._drawn and (look.person_at >= self._pasted_at or _is_busy(look)):
@@ -205,8 +233,10 @@ class Typist:
         reading = look.reading
         if reading.typed is None:
             return self._hold("submitted, not seen yet: " + _HELD[reading.state])
-        if not shows(reading, self._text):
-            return self._agreeing(look, now) or Done()
+        if not self._is_ours(reading):
+            # It may be ours all the same, half drawn: after a resize, for one.
+            seconds = GONE_WAIT if reading.typed else AGREE_INTERVAL
+            return self._agreeing(look, now, seconds) or Done()
         if self._enters > len(ENTER_WAITS):
             return self._hold(_NOT_SUBMITTED + "the agent does not take Enter")
         if now - self._entered_at < ENTER_WAITS[self._enters - 1]:
@@ -219,6 +249,15 @@ class Typist:
             return person
         return self._agreeing(look, now) or Enter(look.stamp)
 
+    def _is_ours(self, reading: Reading) -> bool:
+        if not shows(reading, self._text):
+            return False
+        if not is_label(reading):
+            return True
+        # A label tells nothing of its text: ours is the first that is seen after the paste.
+        self.label = self.label or reading.typed
+        return reading.typed == self.label
+
     def _person(self, look: Look, now: float) -> Wait | None:
         left = look.person_at + QUIET_WAIT - now
         if left <= 0:
@@ -226,12 +265,13 @@ class Typist:
         self._agreed = None
         return Wait("somebody is typing", min(max(left, AGREE_INTERVAL), QUIET_WAIT))
 
-    def _agreeing(self, look: Look, now: float) -> Wait | None:
+    def _agreeing(self, look: Look, now: float, seconds: float | None = None) -> Wait | None:
         """None once this look agrees with one that is long enough ago."""
+        seconds = AGREE_INTERVAL if seconds is None else seconds
         found = (look.reading, look.stamp)
         if found != self._agreed:
             self._agreed, self._agreed_since = found, now
-        elif now - self._agreed_since >= AGREE_INTERVAL:
+        elif now - self._agreed_since >= seconds:
             return None
         return Wait("", AGREE_INTERVAL)
 

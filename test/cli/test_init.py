@@ -16,10 +16,9 @@ from support.agents import Computer
 from support.relay import TOKEN, RelayProcess, relay_process
 
 from hoptell import cli
-from hoptell.cli import init
+from hoptell.env_file import read_settings_file
 from hoptell.relay.credentials import add_member
-from hoptell.settings import read_settings_file
-from hoptell.setup.agents import AGENTS
+from hoptell.setup.agents.table import AGENTS
 
 OTHER_TOKEN = "another-token-than-the-relays"
 
@@ -95,9 +94,50 @@ def test_the_command_for_another_machine_hands_the_token_over_unseen(
     run: Any, computer: Computer
 ) -> None:
     output = run().output
-    (line,) = re.findall(r"^  (sed .+) \| ssh MACHINE", output, re.M)
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=10)
+    ((line, join),) = re.findall(r"^  (\S.+) \| ssh MACHINE (.+)$", output, re.M)
+    environ = {**computer.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, shell=True, env=environ, capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == tokens(computer)[0]
+    assert shlex.split(shlex.split(join)[0])[:3] == ["hoptell", "init", "--relay"]
+
+
+@pytest.mark.parametrize(
+    "line", ["export HOPTELL_TOKEN={}", "HOPTELL_TOKEN='{}'", ' HOPTELL_TOKEN = "{}" # mine']
+)
+def test_the_token_is_shown_as_the_commands_read_it(computer: Computer, line: str) -> None:
+    computer.write(".config/hoptell/.env", f"HOPTELL_NAME=x\n{line.format(TOKEN)}\n")
+    shown = CliRunner(env=computer.environ).invoke(cli.command_line, ["init", "--show-token"])
+    assert (shown.exit_code, shown.output) == (0, f"{TOKEN}\n")
+
+
+@pytest.mark.parametrize("token", [None, "sha256:" + 64 * "a"])
+def test_a_token_that_is_not_there_is_not_shown(
+    run: Any, computer: Computer, token: str | None
+) -> None:
+    if token is not None:
+        computer.write_settings(token=token)
+    result = run("--show-token")
+    assert result.exit_code == 1 and result.stdout == "" and "token" in result.stderr
+    assert token is not None or not settings_file(computer).exists()
+
+
+@pytest.mark.parametrize(
+    ("relay", "shown"),
+    [
+        ("ws://localhost", "ws://ADDRESS"),
+        ("ws://127.0.0.2:80/way", "ws://ADDRESS:80/way"),
+        ("wss://localhost:7777", "wss://ADDRESS:7777"),
+        ("wss://[::1]", "wss://ADDRESS"),
+        ("wss://relay.example:1/?a=b&c", "wss://relay.example:1/?a=b&c"),
+    ],
+)
+def test_other_machines_are_told_the_same_way_to_the_relay(
+    run: Any, computer: Computer, monkeypatch: pytest.MonkeyPatch, relay: str, shown: str
+) -> None:
+    monkeypatch.setattr("hoptell.cli.init._address", lambda: "ADDRESS")
+    computer.write_settings(token=TOKEN, relay=relay)
+    (line,) = re.findall(r"^  (hoptell init --relay .+)$", run().output, re.M)
+    assert shlex.split(line) == ["hoptell", "init", "--relay", shown, "--token-stdin"]
 
 
 def test_with_no_agent_and_no_tmux_it_says_how_to_add_any(run: Any) -> None:
@@ -222,7 +262,9 @@ def test_without_a_token_joining_says_how_to_give_one(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+    "args",
+    [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+    + [["--show-token", "--force"], ["--show-token", "--relay", "ws://x"]],
 )
 def test_options_that_make_no_sense_are_wrong_usage(
     run: Any, computer: Computer, args: list[str]
@@ -234,11 +276,7 @@ def test_options_that_make_no_sense_are_wrong_usage(
 # Agents ---------------------------------------------------------------------------------------
 
 
-def test_it_offers_every_agent_that_it_knows() -> None:
-    assert init.AGENTS == tuple(AGENTS)
-
-
-@pytest.mark.parametrize("key", init.AGENTS)
+@pytest.mark.parametrize("key", AGENTS)
 def test_applying_shows_and_does_it_once(run: Any, computer: Computer, key: str) -> None:
     computer.install("claude", "codex", "opencode", "gemini", "agy", "cursor")
     first = run("--apply", key)

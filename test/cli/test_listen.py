@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inbox import NAME, ids, message
+from support.inbox import NAME, ids, made, message
 
 from hoptell.inbox import Inbox
 
@@ -26,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inbox(home: Path) -> Inbox:
-    return Inbox(home, NAME)
+    return made(home)
 
 
 @pytest.fixture
@@ -100,6 +101,21 @@ def test_it_waits_and_prints_only_messages_to_standard_output(inbox: Inbox, star
     assert lines[-1].startswith("[hoptell message ")
 
 
+@pytest.mark.parametrize("seconds", ["0", "0.2"])
+def test_a_mistyped_name_leaves_nothing_behind(start: Start, home: Path, seconds: str) -> None:
+    assert listen(start, "alcie", seconds)[0] == 3
+    assert list((home / "inbox").iterdir()) == []
+
+
+def test_it_may_listen_before_the_inbox_is_there(start: Start, home: Path) -> None:
+    child = start("listen", NAME)
+    waiting(child)
+    Inbox(home, NAME).store(message())
+    output, _ = child.communicate(timeout=20)
+    assert child.returncode == 0
+    assert b"\nhello\n" in output
+
+
 def test_nothing_in_time_is_exit_code_3_and_no_output(start: Start) -> None:
     started = time.monotonic()
     code, output, errors = listen(start, NAME, "0.3")
@@ -165,6 +181,48 @@ def test_a_closed_standard_output_leaves_the_message(
     assert ids(inbox) == ["delivery-1"]
 
 
+@pytest.mark.parametrize(
+    ("step", "is_there"),
+    [("prepare", True), ("begin", True), ("end", False), ("settle", False)],
+    ids=str,
+)
+def test_what_was_printed_when_it_was_killed_is_gone_and_what_was_not_is_there(
+    inbox: Inbox, environ: dict[str, str], step: str, is_there: bool
+) -> None:
+    where = "listen" if step == "settle" else "departure.Departure"
+    code = (
+        "import os, signal\n"
+        "from hoptell import departure\n"
+        "from hoptell.cli import listen\n"
+        f"{where}.{step} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"listen.listen_command([{NAME!r}, '0'])\n"
+    )
+    inbox.store(message("1", text="x" * 15_000))
+    inbox.store(message("2", text="y" * 15_000))
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.endswith(b"\n") is (not is_there)
+    assert ids(inbox) == (["1", "2"] if is_there else ["2"])
+
+
+def test_output_that_does_not_block_is_written_whole(inbox: Inbox, start: Start) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    text = "x" * 4_000 + "\U0001f600" * 15_000
+    inbox.store(message("1", text=text))
+    inbox.store(message("2"))
+    child = start("listen", NAME, "0", stdout=writer)
+    os.close(writer)
+    waited = select.select([reader], [], [], 20)[0]
+    assert waited, "it began"
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.5)  # more than a pipe holds
+    with open(reader, "rb") as stream:
+        output = stream.read().decode()
+    assert child.wait(10) == 0
+    assert output.endswith("]\n") and "\U0001f600" * 10_000 in output
+
+
 def _blocked(inbox: Inbox, start: Start) -> "subprocess.Popen[bytes]":
     """One that has claimed a message, and whose reader does not read it."""
     reader, writer = os.pipe()
@@ -203,6 +261,20 @@ def test_it_leaves_cleanly_on_a_signal(inbox: Inbox, start: Start, number: int) 
     child.send_signal(number)
     output, errors = child.communicate(timeout=10)
     assert (child.returncode, output, errors) == (128 + number, b"", b"")
+
+
+def test_a_signal_that_comes_while_it_arms_its_watch_ends_it(
+    inbox: Inbox, environ: dict[str, str]
+) -> None:
+    code = (
+        "import os, signal\n"
+        "from watchdog.observers import Observer\n"
+        "from hoptell.cli.listen import listen_command\n"
+        "Observer.start = lambda observer: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"listen_command([{NAME!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ, timeout=20)
+    assert done.returncode == 128 + signal.SIGTERM
 
 
 def test_two_listeners_get_a_message_once(inbox: Inbox, start: Start) -> None:

@@ -1,6 +1,7 @@
 """Sidecars, hooks, inboxes and agents on this machine, as the doctor sees them."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -266,6 +267,25 @@ async def test_two_sessions_with_one_name_are_a_warning(
         entries = (await asyncio.to_thread(look, computer)).all("sidecars", "alice")
     assert [entry["status"] for entry in entries] == ["warn", "warn"]
     assert "2 sessions here have this name" in entries[0]["message"]
+
+
+def test_two_servers_in_one_claude_code_session_are_a_warning(
+    computer: Computer, home: Path
+) -> None:
+    claude, run = processes.current(), home / "run"
+    run.mkdir(parents=True, mode=0o700)
+    for name, pid in (("alice", os.getpid()), ("bob", os.getppid()), ("carol", 1)):
+        sidecar = processes.of(pid)
+        said = {"name": name, "started_at": time.time(), "mode": "hook", "proven": True}
+        (run / f"session.{sidecar}").write_text(json.dumps(said))
+        if name != "carol":
+            (run / f"sidecar.{claude}.{sidecar}").write_text("{}")
+    findings = look(computer)
+    for name in ("alice", "bob"):
+        entry = findings.about("sidecars", name)
+        assert entry["status"] == "warn" and "runs 2 hoptell servers" in entry["message"]
+        assert "claude mcp list" in entry["fix"]
+    assert findings.about("sidecars", "carol")["status"] == "ok"
 
 
 async def test_a_session_that_the_relay_does_not_see_is_a_warning(

@@ -12,6 +12,7 @@ from support.doctor import Findings
 from support.relay import TOKEN
 from support.tmux import private_tmux
 
+from hoptell import processes
 from hoptell.doctor import terminal
 from hoptell.tmux.session import OLDEST_TMUX
 from hoptell.tmux.status import Status
@@ -33,10 +34,15 @@ def tmux(computer: Computer, version: str, environment: str = "") -> None:
     computer.install("tmux", script=script)
 
 
+RUNS = str(processes.current())
+ENDED = f"{2**30}-1-0-0"
+
+
 def injector(computer: Computer, **more: Any) -> None:
     now = time.time()
     values: dict[str, Any] = {"connected": True, "state": "idle", "since": now, "updated_at": now}
-    status = Status("bob", 4242, "%5", 4243, **(values | more))
+    values |= {"injector": RUNS, "process": RUNS} | more
+    status = Status("bob", 4242, "%5", **values)
     computer.write(".hoptell/tmux/bob/status.json", msgspec.json.encode(status).decode())
 
 
@@ -118,7 +124,7 @@ def test_an_injector_that_works_is_ok(computer: Computer) -> None:
             "the agent asks for 0 s; 2 waiting; 1 announced and unread, the oldest for",
         ),
         ({"connected": False, "problem": "no relay answers"}, "not online: no relay answers"),
-        ({"updated_at": 1.0}, "it has died (pid 4242)"),
+        ({"updated_at": 1.0}, "it said nothing for"),
     ],
 )
 def test_an_injector_that_is_held_up_is_a_warning_with_its_reason(
@@ -129,8 +135,38 @@ def test_an_injector_that_is_held_up_is_a_warning_with_its_reason(
     assert entry["status"] == "warn" and words in entry["message"]
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"injector": ENDED}, "it has died (pid 4242;"),
+        ({"ended_at": 1.0, "state": "stopped"}, "(stopped), and the agent runs on"),
+        ({"injector": ENDED, "agent": RUNS}, "and the agent runs on"),
+    ],
+)
+def test_an_agent_that_has_lost_its_injector_is_a_warning_with_the_command_that_mends_it(
+    computer: Computer, status: dict[str, Any], words: str
+) -> None:
+    injector(computer, **status)
+    entry = Findings(computer.environ).about("injectors", "bob")
+    assert (entry["status"], entry["fix"]) == ("warn", "hoptell tmux bob")
+    assert words in entry["message"]
+
+
+@pytest.mark.parametrize("status", [{"process": ENDED}, {"agent": ENDED}])
+def test_an_injector_that_ended_with_its_agent_is_no_news(
+    computer: Computer, status: dict[str, Any]
+) -> None:
+    injector(computer, injector=ENDED, **status)
+    assert Findings(computer.environ)["injectors"]["about"] is None
+
+
 def test_an_agent_that_failed_lately_is_told_with_its_last_words(computer: Computer) -> None:
-    ended = {"ended_at": time.time(), "exit_status": 3, "last_words": ["\x1b[31mno key"]}
+    ended = {
+        "ended_at": time.time(),
+        "process": ENDED,
+        "exit_status": 3,
+        "last_words": ["\x1b[31mno key"],
+    }
     injector(computer, **ended)
     entry = Findings(computer.environ).about("injectors", "bob")
     assert entry["status"] == "info" and "exit 3" in entry["message"]

@@ -13,8 +13,10 @@ import pytest
 from support.agents import Computer
 
 from hoptell.errors import ConfigurationError, HoptellError
-from hoptell.setup import agents, hooks
-from hoptell.setup.agents import AGENTS, RunCommand, WriteFile
+from hoptell.setup import hooks
+from hoptell.setup.agents import claude
+from hoptell.setup.agents.agent import RunCommand, WriteFile, run_command
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine, is_passing, own_command
 
 HOPTELL = "/opt/h/bin/hoptell"
@@ -212,7 +214,7 @@ def test_claude_code_gets_a_server_and_the_hooks_that_wake_it(
     ]
     after = computer.read(".claude/settings.json")
     assert after["theme"] == "dark" and after["hooks"]["Stop"][0] == mine
-    expected = hooks.settings(HOPTELL, ["hook"])["hooks"]
+    expected = hooks.wanted(HOPTELL, ["hook"])["hooks"]
     assert after["hooks"]["Stop"][1:] == expected.pop("Stop")
     assert {event: after["hooks"][event] for event in expected} == expected
 
@@ -221,11 +223,11 @@ def test_hooks_of_an_older_place_are_changed_and_not_added_again(
     computer: Computer, machine: Machine
 ) -> None:
     computer.install("claude")
-    old = hooks.settings("/old/python", ["-m", "hoptell", "hook"])
+    old = hooks.wanted("/old/python", ["-m", "hoptell", "hook"])
     computer.write(".claude/settings.json", old)
     apply("claude", machine)
     after = computer.read(".claude/settings.json")
-    assert after["hooks"] == hooks.settings(HOPTELL, ["hook"])["hooks"]
+    assert after["hooks"] == hooks.wanted(HOPTELL, ["hook"])["hooks"]
 
 
 @pytest.mark.parametrize("plugin", [False, True])
@@ -235,8 +237,9 @@ def test_a_woken_claude_code_may_use_hoptells_tools_without_a_question(
     computer.install("claude")
     mine = {"permissions": {"allow": ["Bash(ls:*)"], "defaultMode": "plan"}}
     computer.write(".claude/settings.json", mine | {"enabledPlugins": {"hoptell@hoptell": plugin}})
-    apply("claude", machine)
+    shown = apply("claude", machine)
     rule = "mcp__plugin_hoptell_hoptell" if plugin else "mcp__hoptell"
+    assert f'"permissions": allow {rule}' in shown[-1]
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {"allow": ["Bash(ls:*)", rule], "defaultMode": "plan"}
     assert AGENTS["claude"].steps(machine, None) == []
@@ -251,6 +254,28 @@ def test_what_somebody_decided_about_hoptells_tools_stays(
     apply("claude", machine)
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {kind: ["mcp__hoptell"]}
+
+
+def test_codex_may_use_hoptells_tools_and_no_others_without_a_question(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = 'approval_policy = "untrusted"\n\n[mcp_servers.other]\ncommand = "x"\n'
+    computer.write(".codex/config.toml", mine)
+    (shown,) = apply("codex", machine)
+    assert 'default_tools_approval_mode = "approve"' in shown
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"].pop("hoptell")["default_tools_approval_mode"] == "approve"
+    assert after == tomllib.loads(mine)
+
+
+def test_what_somebody_decided_about_hoptells_tools_in_codex_stays(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = '[mcp_servers.hoptell]\ncommand = "x"\ndefault_tools_approval_mode = "prompt"\n'
+    computer.write(".codex/config.toml", mine)
+    apply("codex", machine)
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"]["hoptell"]["default_tools_approval_mode"] == "prompt"
 
 
 def test_a_name_for_claude_code_gives_way_to_that_of_the_session(
@@ -277,23 +302,23 @@ def test_the_plugin_is_used_where_its_launcher_finds_this_hoptell(computer: Comp
     script.chmod(0o755)
     machine = dataclasses.replace(here(computer), command=(str(script),), folders=("~/.local/bin",))
     apply("claude", machine)
-    root = Path(agents.__file__).resolve().parent.parent.parent
+    root = Path(claude.__file__).resolve().parent.parent.parent.parent
     assert computer.calls() == [
         ["claude", "plugin", "marketplace", "add", str(root)],
         ["claude", "plugin", "install", "hoptell@hoptell"],
     ]
     assert AGENTS["claude"].steps(machine, None) == []
     elsewhere = dataclasses.replace(machine, command=(HOPTELL,))
-    assert agents.plugin_root(elsewhere) is None
+    assert claude.plugin_root(elsewhere) is None
     pointed = dataclasses.replace(machine, pointers={"HOPTELL_ENV": "/x"})
-    assert agents.plugin_root(pointed) is None
+    assert claude.plugin_root(pointed) is None
 
 
 def test_plugin_and_server_together_are_a_problem(computer: Computer, machine: Machine) -> None:
     computer.install("claude")
     apply("claude", machine)
     settings = computer.read(".claude/settings.json")
-    computer.write(".claude/settings.json", settings | {"enabledPlugins": {agents.PLUGIN: True}})
+    computer.write(".claude/settings.json", settings | {"enabledPlugins": {claude.INSTALLED: True}})
     assert "take the name from each other" in (AGENTS["claude"].problem(machine) or "")
 
 
@@ -360,11 +385,11 @@ def test_a_command_of_an_agent_that_fails_or_hangs_is_one_sentence(computer: Com
     computer.install("slow", script="#!/bin/sh\nexec /bin/sleep 60\n")
     bad, slow = (str(computer.bin / name) for name in ("bad", "slow"))
     with pytest.raises(HoptellError, match=r"`bad mcp add` failed \(3\): no\\x1b\[31m way"):
-        agents.run_command((bad, "mcp", "add", "x"), computer.environ, 10)
+        run_command((bad, "mcp", "add", "x"), computer.environ, 10)
     with pytest.raises(HoptellError, match="`slow` did not end within 0 s"):
-        agents.run_command((slow,), computer.environ, 0.1)
+        run_command((slow,), computer.environ, 0.1)
     with pytest.raises(HoptellError, match="cannot run /no/where: No such file"):
-        agents.run_command(("/no/where",), computer.environ, 1)
+        run_command(("/no/where",), computer.environ, 1)
 
 
 def test_steps_say_what_they_will_do(tmp_path: Path) -> None:
@@ -372,15 +397,6 @@ def test_steps_say_what_they_will_do(tmp_path: Path) -> None:
     shown = WriteFile(tmp_path / "f", "all of it", "the new part").shown()
     assert shown.startswith(f"write  {tmp_path / 'f'}, where") and "the new part" in shown
     assert "all of it" not in shown
-
-
-def test_programs_of_the_current_folder_are_not_found(
-    computer: Computer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computer.install("codex")
-    monkeypatch.chdir(computer.bin)
-    computer.environ["PATH"] = ":/nonexistent"
-    assert here(computer).find("codex") is None
 
 
 # The machine ----------------------------------------------------------------------------------
@@ -427,3 +443,11 @@ def test_names_begin_with_the_member_or_the_user(
 ) -> None:
     monkeypatch.setenv("LOGNAME", variables["LOGNAME"])
     assert Machine.here(computer.environ | variables).owner == owner
+
+
+def test_every_agents_module_is_in_the_table() -> None:
+    folder = Path(claude.__file__).parent
+    modules = {file.stem for file in folder.glob("*.py")}
+    assert modules - {"__init__", "agent", "json_file", "table"} == set(AGENTS)
+    for key, agent in AGENTS.items():
+        assert type(agent).__module__ == f"hoptell.setup.agents.{key}"

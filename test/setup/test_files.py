@@ -30,6 +30,18 @@ def test_the_first_change_leaves_a_private_copy_and_later_ones_do_not_touch_it(
     assert sorted(os.listdir(tmp_path)) == ["config", "config.before-hoptell"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root edits other users' files")
+def test_what_root_changes_stays_its_owners(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text("mine")
+    file.chmod(0o640)
+    os.chown(file, 12345, 54321)
+    backup = files.replace(file, "new")
+    assert backup is not None
+    for one, private in ((file, 0o640), (backup, 0o600)):
+        assert (one.stat().st_uid, one.stat().st_gid, mode(one)) == (12345, 54321, private)
+
+
 def test_a_new_file_is_private_and_has_no_copy(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "er" / "config"
     assert files.replace(file, "text") is None

@@ -182,7 +182,7 @@ async def test_settings_that_cannot_be_used_are_read_again_until_they_can(
         with pytest.raises(ConfigurationError, match="HOPTELL_RELAY"):
             await sidecar.side.list_peers()
         with pytest.raises(ConfigurationError, match="HOPTELL_RELAY"):
-            sidecar.mailbox.take()
+            await sidecar.mailbox.take()
         assert sidecar.side.problem == "HOPTELL_RELAY: a relay is ws://…"
         sidecar.settings = alice(relay, tmp_path)
         await until(lambda: sidecar.side.problem is None)
@@ -227,7 +227,7 @@ async def test_a_relay_that_is_away_is_said_after_a_moment_and_found_when_it_com
         with pytest.raises(HoptellError, match="127.0.0.1"):
             await sidecar.side.list_peers()
         assert sidecar.side.problem is not None
-        assert sidecar.mailbox.take() is None, "the inbox works all the same"
+        assert await sidecar.mailbox.take() is None, "the inbox works all the same"
 
 
 async def test_a_name_that_another_session_took_is_said_at_once(
@@ -278,4 +278,4 @@ async def test_without_a_name_it_is_the_machines_and_this_processs(
     async with running(alice(relay, tmp_path, name=None)) as sidecar:
         client = await sidecar.side.connected()
         assert client.name == sidecar.side.name
-        assert Inbox(tmp_path, client.name).folder.is_dir()
+        assert sidecar.mailbox.inbox.name == client.name

@@ -59,10 +59,9 @@ class FakeRelay:
 class Session:
     """Tools with a mailbox, a fake relay, and a client that takes progress reports."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self) -> None:
         self.relay = FakeRelay()
         self.mailbox = Mailbox(Silent())
-        self.mailbox.use(home, "alice")
         self.tools = Tools(self.relay, self.mailbox, WORDS)
         self.receipt = Receipt()
         self.reports: list[tuple[float, float | None, str | None]] = []
@@ -100,7 +99,9 @@ class Session:
 
 @pytest.fixture
 async def session(tmp_path: Path) -> Session:
-    return Session(tmp_path)
+    session = Session()
+    await session.mailbox.use(tmp_path, "alice")
+    return session
 
 
 def tool(name: str) -> Tool:

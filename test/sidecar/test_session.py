@@ -1,16 +1,18 @@
 """One sidecar as a process, from its start to its end, over its real standard input and output."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -317,6 +319,12 @@ async def test_a_message_that_crosses_with_a_cancellation_is_there_for_the_next(
             assert texts_in(await sidecar.call("read_inbox")) == [f"text {number}"]
 
 
+def bytes_in(pipe: IO[bytes]) -> int:
+    """How many bytes wait in a pipe for its reader."""
+    found = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
+
+
 async def test_answers_that_the_client_does_not_read_keep_their_messages(
     relay: RunningRelay, alice: dict[str, str], tmp_path: Path
 ) -> None:
@@ -337,7 +345,9 @@ async def test_answers_that_the_client_does_not_read_keep_their_messages(
     process.stdin.write("".join(json.dumps(line) + "\n" for line in lines).encode())
     process.stdin.flush()
     deadline = time.monotonic() + 10
-    while inbox.waiting().count and time.monotonic() < deadline:
+    full = 60_000  # bytes, of the 64 KiB that a pipe holds
+    while inbox.waiting().count or bytes_in(process.stdout) < full:
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     assert inbox.waiting().count == 0, "all are on their way, more than a pipe holds"
     process.kill()

@@ -175,7 +175,11 @@ async def run(
     sleep: Callable[[float], Awaitable[object]] | None = None,
 ) -> None:
     """Let a message arrive, and run the announcer until it waits for the next one."""
-    announcer = Announcer(wake, waiting, clock=clock, sleep=sleep or clock.sleep)
+
+    async def look() -> Notice:
+        return waiting()
+
+    announcer = Announcer(wake, look, clock=clock, sleep=sleep or clock.sleep)
     announcer.arrived("one")
     running = asyncio.create_task(announcer.run())
     for _ in range(200):
@@ -232,7 +236,11 @@ async def test_a_reminder_is_not_given_once_everything_has_been_read() -> None:
 async def test_an_arrival_wakes_the_announcer_from_a_long_sleep() -> None:
     clock = Clock()
     wake = RecordingWake(clock)
-    announcer = Announcer(wake, lambda: ONE, clock=clock, sleep=lambda _: asyncio.Event().wait())
+
+    async def look() -> Notice:
+        return ONE
+
+    announcer = Announcer(wake, look, clock=clock, sleep=lambda _: asyncio.Event().wait())
     running = asyncio.create_task(announcer.run())
     announcer.arrived("one")
     await asyncio.sleep(0)

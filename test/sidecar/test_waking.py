@@ -122,12 +122,15 @@ async def test_claude_code_without_a_hook_gets_the_listener_until_a_hook_comes(
 async def test_what_could_not_be_announced_is_announced_as_soon_as_a_hook_comes(
     around: Around, claude: FakeClaude
 ) -> None:
+    async def waiting() -> Notice:
+        return NOTICE
+
     async with asyncio.timeout(5):
         waking = Waking(
             None, around.home, around.channel, name="me",
             listen_command=LISTEN, unread=lambda: True, on_change=lambda: announcer.retry(),
         )  # fmt: skip
-        announcer = Announcer(waking, lambda: NOTICE)
+        announcer = Announcer(waking, waiting)
         async with waking:
             running = asyncio.create_task(announcer.run())
             announcer.arrived("one")

@@ -13,6 +13,7 @@ written to the FIFO tell it what to do next:
     draft TEXT              a person types TEXT into the prompt (empty: and removes it)
     say TEXT                print TEXT above the prompt
     ask-after-paste S       open a dialog S seconds after the next paste
+    ask-after-enter         open a dialog at once when the next prompt is submitted
     ask-for S               open a dialog that closes by itself after S seconds
     exit                    end, as after /quit
 
@@ -25,6 +26,7 @@ import json
 import os
 import re
 import select
+import signal
 import sys
 import termios
 import time
@@ -46,6 +48,16 @@ def padded(text: str, columns: int) -> str:
     return text + " " * max(0, columns - cells(text))
 
 
+def wrapped(line: str, columns: int) -> list[str]:
+    rows, used = [""], 0
+    for character in line:
+        used += cells(character)
+        if used > columns:
+            rows, used = [*rows, ""], cells(character)
+        rows[-1] += character
+    return rows
+
+
 class FakeAgent:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -60,10 +72,12 @@ class FakeAgent:
         self.ask_closes_at = float("inf")
         self.ask_opens_at = float("inf")
         self.ask_after_paste: float | None = None
+        self.ask_after_enter = False
         self.digests_until = 0.0
         self.pending: bytes = b""
         self.said: list[str] = []
         self.swallow = options.swallow
+        self.answered = False
         self.ended = False
         self.drawn = ""
 
@@ -152,6 +166,8 @@ class FakeAgent:
         self.text, self.human, self.pasted_length = "", "", 0
         if self.options.slow_clear:
             time.sleep(self.options.slow_clear)
+        self.answered = True
+        self.asking, self.ask_after_enter = self.ask_after_enter, False
         self.busy_until = time.monotonic() + self.options.work
 
     def command(self, line: str) -> None:
@@ -171,6 +187,8 @@ class FakeAgent:
                 self.asking = False
             case "ask-after-paste":
                 self.ask_after_paste = float(rest)
+            case "ask-after-enter":
+                self.ask_after_enter = True
             case "draft":
                 if not rest:
                     self.text = self.text.removeprefix(self.human)
@@ -200,7 +218,7 @@ class FakeAgent:
             return [f"{self.human}[Pasted ~{lines + 1} lines]"]
         rows: list[str] = []
         for line in text.replace("\t", "    ").split("\n"):
-            rows += [line[at : at + columns] for at in range(0, max(len(line), 1), columns)]
+            rows += wrapped(line, columns)
         return rows[-10:]
 
     def screen(self, columns: int, height: int) -> tuple[list[str], tuple[int, int], str]:
@@ -316,6 +334,9 @@ class FakeAgent:
                 if now >= self.ask_closes_at:
                     self.asking, self.ask_closes_at = False, float("inf")
                 self.draw()
+                if self.answered and self.options.last == "crash":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.ended |= self.answered and self.options.last == "exit"
         finally:
             os.write(1, b"\x1b[?2004l\x1b[?1049l")
             termios.tcsetattr(0, termios.TCSANOW, before)
@@ -339,6 +360,7 @@ def main() -> None:
     parser.add_argument("--digest", type=float, default=0.0)
     parser.add_argument("--digest-from", type=int, default=1)
     parser.add_argument("--grace", type=float, default=0.0)
+    parser.add_argument("--last", choices=["crash", "exit"], help="how the first prompt ends it")
     parser.add_argument("--swallow", type=int, default=0)
     FakeAgent(parser.parse_args()).run()
 

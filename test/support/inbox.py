@@ -6,7 +6,7 @@ Run as a script it is such a process:
     python inbox.py claim HOME NAME                claims one by one, prints the ids, removes
     python inbox.py hold HOME NAME COUNT           claims, prints the ids, holds them
     python inbox.py lock HOME NAME                 holds the lock
-    python inbox.py crash HOME NAME STORE|SETTLE|RESTORE   see `_crash_at_every_step`
+    python inbox.py crash HOME NAME WORK      see `_crash_at_every_step`
 """
 
 import contextlib
@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hoptell import departure, files, inbox_files, seen
 from hoptell import inbox as inbox_module
 from hoptell.frames import Message
-from hoptell.inbox import Inbox, release
+from hoptell.inbox import Claim, Inbox, release, restore, settle
 
 NAME = "alice"
 NOW = 1_796_000_000_000
@@ -38,6 +39,13 @@ def message(identity: str = "delivery-1", text: str = "hello", **fields: Any) ->
         "ts": NOW,
     }
     return Message(**{**given, **fields})
+
+
+def made(home: Path) -> Inbox:
+    """An inbox whose folder is there, as after a first message."""
+    inbox = Inbox(home, NAME)
+    inbox._prepare()
+    return inbox
 
 
 def ids(inbox: Inbox, *, remove: bool = False) -> list[str]:
@@ -111,7 +119,8 @@ def _crash_at_every_step(home: Path, name: str, work: str) -> None:
 
     STORE stores `delivery-2` beside `delivery-1`. SETTLE claims both, writes the file `shown`,
     removes the first and keeps the second from its second character. RESTORE does so, and then
-    takes both back.
+    takes both back. LEAVE does as SETTLE, but notes what it hands over, and with the file `left`
+    has done so.
     """
     for step in range(1, 1_000):
         folder = home / str(step)
@@ -120,18 +129,27 @@ def _crash_at_every_step(home: Path, name: str, work: str) -> None:
             Inbox(folder, name).store(message("delivery-2"))
         child = os.fork()
         if child == 0:
-            inbox_module.os = DyingOs(step)  # type: ignore[assignment]
+            dying = DyingOs(step)
+            for module in (inbox_module, files, seen, inbox_files, departure):
+                module.os = dying  # type: ignore[attr-defined]
             inbox = Inbox(folder, name)
             if work == "STORE":
                 inbox.store(message("delivery-2"))
             else:
                 claims = inbox.claim()
+                note = inbox.departure()
+                ends = [len(claims[0].message.text), 1]
+                if work == "LEAVE":
+                    note.prepare(map(Claim.move, claims, ends))
                 (folder / "shown").touch()
-                claims[0].remove()
-                claims[1].keep_from(1)
+                if work == "LEAVE":
+                    note.begin()
+                    (folder / "left").touch()
+                settle(claims, ends)
+                if work == "LEAVE":
+                    note.end()
                 if work == "RESTORE":
-                    claims[0].restore()
-                    claims[1].restore()
+                    restore(claims)
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             print(step - 1)

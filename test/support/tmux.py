@@ -22,11 +22,13 @@ from typing import Any
 
 import pytest
 
+from hoptell import processes
 from hoptell.frames import Message
 from hoptell.inbox import Inbox
 from hoptell.tmux.injector import Injector
 from hoptell.tmux.pane import Pane, Tmux
 from hoptell.tmux.status import Reporter, Status
+from hoptell.tmux.unfinished import UnfinishedFile
 
 FAKE_AGENT = Path(__file__).with_name("fake_agent.py")
 HOSTILE_SETTINGS = """
@@ -132,6 +134,7 @@ class Agent:
     ) -> None:
         """`shell` runs it below a shell: a script with `AGENT` for its command line."""
         number = next(_numbers)
+        self.pane: Pane = None  # type: ignore[assignment]
         self.folder = folder
         self.session = f"test-{number}"
         self.log_file = folder / f"agent-{number}.log"
@@ -254,13 +257,14 @@ class Running:
 async def injecting(
     agent: Agent, folder: Path, *, notice: bool = False, command: str = "hoptell listen bob 0"
 ) -> AsyncIterator[Running]:
-    """Start `agent`, and an injector that types into it."""
-    pane = await asyncio.to_thread(agent.start)
+    """Start `agent`, if it does not run, and an injector that types into it."""
+    pane = agent.pane or await asyncio.to_thread(agent.start)
     inbox = Inbox(folder / "home", "bob")
-    status = Status("bob", os.getpid(), pane.id, pane.pid)
+    status = Status("bob", os.getpid(), pane.id, str(processes.current()), "")
     running = Running(ScriptedClient(), inbox, status)
     reporter = Reporter(status, folder, running.said.append)
-    injector = Injector(pane, inbox, reporter, command=command, notice=notice)
+    note = UnfinishedFile(folder)
+    injector = Injector(pane, inbox, reporter, note, command=command, notice=notice)
     stopped = asyncio.Event()
     client: Any = running.client
     running.task = asyncio.create_task(injector.run(client, stopped))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +13,15 @@ from typing import Any
 
 import pytest
 from support.relay import Client, RunningRelay, running_relay
-from support.tmux import Agent, Terminal, eventually, private_tmux, wait_until
+from support.tmux import (
+    HOSTILE_SETTINGS,
+    Agent,
+    Terminal,
+    eventually,
+    private_tmux,
+    texts_in,
+    wait_until,
+)
 
 from hoptell.settings import PeerSettings
 from hoptell.tmux.pane import Pane, Tmux
@@ -21,12 +30,15 @@ from hoptell.tmux.session import (
     agent_command,
     agent_environment,
     find_tmux,
-    is_running,
     session_name,
 )
-from hoptell.tmux.status import Status, read_status
+from hoptell.tmux.status import Status, read_status, runs
 
 TOKEN = "a-token-that-nobody-may-see"
+
+
+def is_running(tmux: Tmux, name: str) -> bool:
+    return tmux.has_session(session_name(name), exact=True)
 
 
 class Site:
@@ -51,9 +63,16 @@ class Site:
             capture_output=True, text=True, timeout=20,
         )  # fmt: skip
 
-    async def run(self, name: str, style: str = "claude", *options: str, **environ: str) -> Agent:
+    async def run(
+        self,
+        name: str,
+        style: str = "claude",
+        *options: str,
+        agent: Agent | None = None,
+        **environ: str,
+    ) -> Agent:
         """Start a fake agent under that name, and wait until it is online."""
-        agent = Agent(self.folder, style)
+        agent = agent or Agent(self.folder, style)
         done = await self.hoptell("tmux", name, *options, "--", *agent.command, **environ)
         assert done.returncode == 0, done.stderr
         await asyncio.to_thread(agent.wait_ready)
@@ -62,6 +81,24 @@ class Site:
         agent.session = session_name(name)
         await self.is_online(name)
         return agent
+
+    async def kill_injector(self, name: str) -> None:
+        """End it as nobody can prepare for."""
+        status = self.status(name)
+        os.kill(status.pid, signal.SIGKILL)
+        await eventually(lambda: not runs(status.injector), "its end")
+
+    async def reaches(self, name: str, state: str) -> None:
+        """Wait until the injector says so of itself."""
+        await eventually(lambda: self.status(name).state == state, state, 15)
+
+    def windows(self, name: str) -> list[str]:
+        windows = "list-windows", "-t", f"={session_name(name)}:", "-F", "#{window_name}"
+        return Tmux().cmd(*windows).stdout
+
+    def messages(self, name: str) -> list[Path]:
+        """All that its inbox holds, claimed or not."""
+        return list((self.home / "inbox" / name).rglob("*.json*"))
 
     def status(self, name: str) -> Status:
         status = read_status(self.home / "tmux" / name)
@@ -160,7 +197,7 @@ async def test_a_name_in_use_is_refused_and_left_alone(site: Site) -> None:
     agent = await site.run("bob")
     done = await site.hoptell("tmux", "bob", "--", "sleep", "60")
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "tmux attach -t =hoptell-bob" in done.stderr
+    assert done.stderr.count("\n") == 1 and "see it with `hoptell tmux bob`" in done.stderr
     await site.send("bob", "still there?")
     await agent.gets(1)
 
@@ -185,9 +222,11 @@ async def test_what_is_missing_is_said_in_one_sentence(site: Site, tmp_path: Pat
     assert old.returncode == 1 and "3.2 or newer" in old.stderr
     token = await site.hoptell("tmux", "bob", "--", "sleep", "60", HOPTELL_TOKEN="")
     assert token.returncode == 1 and "there is no token" in token.stderr
-    usage = await site.hoptell("tmux", "bob")
+    nobody = await site.hoptell("tmux", "bob")
+    assert nobody.returncode == 1 and "`hoptell tmux bob -- COMMAND`" in nobody.stderr
+    usage = await site.hoptell("tmux", "bob", "--notice")
     assert usage.returncode == 2
-    for done in (missing, without, old, token):
+    for done in (missing, without, old, token, nobody):
         assert done.stderr.count("\n") == 1 and done.stderr.startswith("hoptell: ")
     assert not is_running(Tmux(), "bob")
 
@@ -201,7 +240,7 @@ async def test_a_detach_leaves_the_agent_online(site: Site) -> None:
         await site.is_online("bob")
         await eventually(lambda: Tmux().cmd("list-clients").stdout, "the client")
         terminal.press("\x01d")  # the prefix of these settings
-        await eventually(lambda: "tmux attach -t =hoptell-bob" in terminal.output(), "the words")
+        await eventually(lambda: "see it with `hoptell tmux bob`" in terminal.output(), "the words")
         assert await asyncio.to_thread(terminal.exit_code) == 0
     finally:
         terminal.close()
@@ -304,6 +343,214 @@ async def test_no_relay_delays_neither_the_agent_nor_what_waits_in_the_inbox(
     assert site.status("bob").problem
     agent.tell("idle")
     await agent.gets(1)
+
+
+# A session that is found again ------------------------------------------------------------
+
+
+async def test_an_agent_that_has_lost_its_injector_gets_a_new_one(site: Site) -> None:
+    agent = await site.run("bob", "claude", "--roles", "backend", "--notice")
+    await site.kill_injector("bob")
+    await site.is_online("bob", False)
+    assert (await site.send("bob", "meanwhile"))["state"] == "queued"
+    refused = await site.hoptell("tmux", "bob", "--", "sleep", "60")
+    assert refused.returncode == 1 and "`hoptell tmux bob`" in refused.stderr
+    done = await site.hoptell("tmux", "bob")
+    assert done.returncode == 0 and "now a new injector does" in done.stdout
+    await site.is_online("bob")
+    assert (await site.peers())["bob"]["roles"] == ["backend"]
+    [prompt] = await agent.gets(1)
+    assert prompt.startswith("[hoptell: 1 message waits")
+    agent.tell("exit")
+    await eventually(lambda: not is_running(Tmux(), "bob"), "the session to end")
+    assert not agent.harm
+
+
+async def test_an_agent_that_has_an_injector_keeps_it(site: Site) -> None:
+    await site.run("bob")
+    before = site.status("bob")
+    done = await asyncio.gather(*(site.hoptell("tmux", "bob") for _ in range(3)))
+    assert all(one.returncode == 0 and "injector" not in one.stdout for one in done)
+    assert all("see it with `hoptell tmux bob`" in one.stdout for one in done)
+    assert len(site.windows("bob")) == 2 and site.status("bob").pid == before.pid
+    await site.kill_injector("bob")
+    await asyncio.gather(*(site.hoptell("tmux", "bob") for _ in range(3)))
+    await site.is_online("bob")
+    await eventually(lambda: len(site.windows("bob")) == 2, "one injector", 20)
+
+
+@pytest.mark.parametrize("style", ["claude", "codex"])
+async def test_a_kill_between_paste_and_enter_neither_loses_nor_doubles(
+    site: Site, style: str
+) -> None:
+    agent = await site.run("bob", style)
+    agent.tell("ask-after-paste 0")
+    await site.send("bob", "hello")
+    await site.reaches("bob", "typed, not submitted: the agent asks something")
+    await site.kill_injector("bob")
+    agent.tell("close")
+    assert agent.pane.mark().done == "pasted" and len(site.messages("bob")) == 1
+    assert (await site.hoptell("tmux", "bob")).returncode == 0
+    [prompt] = await agent.gets(1, timeout=15)
+    await eventually(lambda: not site.messages("bob"), "the message to be settled")
+    assert texts_in(prompt) == ["hello"] and agent.submitted == [prompt]
+    assert not agent.harm
+
+
+async def test_a_kill_between_enter_and_its_proof_neither_loses_nor_doubles(site: Site) -> None:
+    agent = await site.run("bob")
+    agent.tell("ask-after-enter")
+    await site.send("bob", "hello")
+    await site.reaches("bob", "submitted, not seen yet: the agent asks something")
+    await site.kill_injector("bob")
+    agent.tell("close")
+    assert agent.pane.mark().done == "entered" and len(site.messages("bob")) == 1
+    await site.send("bob", "and more")
+    assert (await site.hoptell("tmux", "bob")).returncode == 0
+    prompts = await agent.gets(2, timeout=15)
+    await eventually(lambda: not site.messages("bob"), "the messages to be settled")
+    assert [text for one in prompts for text in texts_in(one)] == ["hello", "and more"]
+    assert not agent.harm
+
+
+async def test_what_took_the_agents_place_while_nobody_watched_gets_nothing(site: Site) -> None:
+    shell = f"cd {site.folder}; AGENT; AGENT; exec bash --norc -i"
+    agent = await site.run("bob", agent=Agent(site.folder, shell=shell))
+    await eventually(lambda: site.status("bob").agent, "the agent to be recognized", 8)
+    await site.kill_injector("bob")
+    agent.tell("exit")
+    await eventually(lambda: len(agent.events("ready")) == 2, "another agent in the pane")
+    await site.send("bob", "touch pwned")
+    done = await site.hoptell("tmux", "bob")
+    assert done.returncode == 0 and "injector" not in done.stdout
+    assert len(site.windows("bob")) == 1 and not (await site.peers())["bob"]["online"]
+    assert not agent.submitted
+
+
+async def test_another_tmux_server_neither_shows_the_agent_nor_starts_a_second_one(
+    site: Site,
+) -> None:
+    agent = await site.run("bob")
+    with private_tmux() as other:
+        subprocess.run(["tmux", "new-session", "-d", "sleep 60"], env=other, check=True)
+        there = {"TMUX_TMPDIR": other["TMUX_TMPDIR"]}
+        shown = await site.hoptell("tmux", "bob", **there)
+        assert shown.returncode == 1 and "is in no pane of this tmux server" in shown.stderr
+        second = await site.hoptell("tmux", "bob", "--", "sleep", "60", **there)
+        assert second.returncode == 1 and "bob runs already" in second.stderr
+    await site.send("bob", "hello")
+    await agent.gets(1)
+
+
+async def test_of_two_that_are_started_at_once_one_runs_and_is_left_alone(site: Site) -> None:
+    agents = [Agent(site.folder), Agent(site.folder)]
+    done = await asyncio.gather(
+        *(site.hoptell("tmux", "bob", "--", *agent.command) for agent in agents)
+    )
+    assert sorted(one.returncode for one in done) == [0, 1]
+    assert all("bob runs already" in one.stderr for one in done if one.returncode)
+    await site.is_online("bob")
+    [agent] = [agent for agent, one in zip(agents, done, strict=True) if not one.returncode]
+    await asyncio.to_thread(agent.wait_ready)
+    await site.send("bob", "hello")
+    await agent.gets(1)
+    assert sum(len(agent.events("ready")) for agent in agents) == 1
+
+
+async def test_what_a_killed_injector_and_its_agent_leave_behind_is_in_nobodys_way(
+    site: Site,
+) -> None:
+    agent = await site.run("bob")
+    await site.kill_injector("bob")
+    os.kill(agent.pane.pid, signal.SIGKILL)
+    await eventually(lambda: not agent.pane.alive(), "the agent's end")
+    gone = await site.hoptell("tmux", "bob")
+    assert gone.returncode == 1 and "no agent runs as bob here" in gone.stderr
+    again = await site.run("bob")
+    await site.send("bob", "hello")
+    await again.gets(1)
+
+
+async def test_a_session_of_somebody_else_is_left_alone(site: Site) -> None:
+    subprocess.run(
+        ["tmux", "new-session", "-d", "-s", "hoptell-bob", "sleep 60",
+         ";", "set-option", "-g", "destroy-unattached", "off"],
+        env=site.environ, check=True,
+    )  # fmt: skip
+    for words in (["--", "sleep", "60"], []):
+        done = await site.hoptell("tmux", "bob", *words)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert len(site.windows("bob")) == 1
+    assert not (site.home / "tmux" / "bob" / "settings.env").exists()
+
+
+async def test_a_pane_that_its_user_respawned_is_not_closed(site: Site) -> None:
+    agent = await site.run("bob")
+    Tmux().cmd("respawn-pane", "-k", "-t", agent.pane.id, "sleep", "60")
+    await eventually(lambda: site.status("bob").ended_at, "the injector's end")
+    await eventually(lambda: len(site.windows("bob")) == 1, "its window to close")
+    assert agent.pane.mark().done == ""
+
+
+async def test_a_tmux_server_that_is_killed_takes_all_along_and_is_in_nobodys_way(
+    site: Site,
+) -> None:
+    agent = await site.run("bob")
+    agent.tell("busy")
+    await site.send("bob", "hello")
+    subprocess.run(["tmux", "kill-server"], env=site.environ, check=True)
+    await site.is_online("bob", False)
+    await eventually(lambda: not agent.pane.alive(), "the agent's end")
+    again = await site.run("bob")
+    assert "hello" in (await again.gets(1))[0]
+
+
+# The user's hooks -------------------------------------------------------------------------
+
+HOOKS = [
+    "set -g destroy-unattached off\nset-hook -g after-new-session 'rename-session \"my #{pid}\"'",
+    "set-hook -g after-new-session 'split-window -h ; rename-window mine ; select-pane -t +1'",
+    "set-hook -g after-new-session 'display-message -p $0 ; kill-pane -t %99'",
+    "set-hook -g session-created 'new-window -n mine'\n"
+    "set-hook -g after-new-window 'split-window ; rename-window x ; display-message -p %9'",
+]
+
+
+@pytest.mark.parametrize("hooks", HOOKS, ids=["rename", "split", "print", "windows"])
+async def test_hooks_on_new_sessions_and_windows_are_no_hindrance(
+    tmp_path: Path, hooks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with private_tmux(f"{HOSTILE_SETTINGS}\n{hooks}\n") as environ:
+        monkeypatch.setenv("TMUX_TMPDIR", environ["TMUX_TMPDIR"])
+        monkeypatch.delenv("TMUX", raising=False)
+        async with running_relay(token=TOKEN) as relay:
+            site = Site(relay, environ, tmp_path)
+            agent = await site.run("bob")
+            await site.send("bob", "hello")
+            assert texts_in((await agent.gets(1))[0]) == ["hello"]
+            await site.kill_injector("bob")
+            again = await site.hoptell("tmux", "bob")
+            assert again.returncode == 0, again.stderr
+            await site.send("bob", "again")
+            assert texts_in((await agent.gets(2, timeout=15))[1]) == ["again"]
+            agent.tell("exit")
+            await site.is_online("bob", False)
+            assert not agent.harm
+
+
+async def test_a_session_that_tmux_ends_at_once_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = "set-hook -g after-new-session 'rename-session mine'"  # and destroy-unattached
+    with private_tmux(f"{HOSTILE_SETTINGS}\n{hook}\n") as environ:
+        monkeypatch.setenv("TMUX_TMPDIR", environ["TMUX_TMPDIR"])
+        async with running_relay(token=TOKEN) as relay:
+            site = Site(relay, environ, tmp_path)
+            done = await site.hoptell("tmux", "bob", "--", "sleep", "60")
+            assert done.returncode == 1 and done.stderr.count("\n") == 1
+            assert "hooks" in done.stderr and "destroy-unattached" in done.stderr
+            assert Tmux().cmd("list-sessions").stdout == []
+            assert [file.name for file in (site.home / "tmux" / "bob").iterdir()] == ["lock"]
 
 
 # What the agent is given ------------------------------------------------------------------

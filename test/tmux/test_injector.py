@@ -1,18 +1,31 @@
 """Messages typed into a fake agent in real tmux: exactly there, once, never into a question."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from support.tmux import Agent, Terminal, eventually, injecting, texts_in, wait_until
+from support.tmux import (
+    Agent,
+    Running,
+    Terminal,
+    eventually,
+    injecting,
+    message,
+    texts_in,
+    wait_until,
+)
 
+from hoptell import processes
 from hoptell.inbox import Inbox, Waiting
 from hoptell.tmux import injector as injector_module
 from hoptell.tmux import typist
+from hoptell.tmux.pane import NoAnswer
 from hoptell.tmux.screen import State
+from hoptell.tmux.unfinished import Unfinished, UnfinishedFile
 
 pytestmark = pytest.mark.usefixtures("tmux_environ")
 
@@ -257,6 +270,26 @@ async def test_a_person_who_just_pressed_a_key_is_waited_for(
     assert not agent.harm
 
 
+async def test_a_clock_that_was_set_back_does_not_make_a_person_type_for_an_hour(
+    tmp_path: Path, tmux_environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typist, "QUIET_WAIT", 1.0)
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path) as running:
+        terminal = Terminal(
+            tmux_environ, ["tmux", "-u", "attach-session", "-t", f"={agent.session}"]
+        )
+        try:
+            wait_until(lambda: clients(agent), "the client to attach")
+            now = time.time
+            monkeypatch.setattr(time, "time", lambda: now() - 3600)
+            running.client.feed("hello")
+            await agent.gets(1)
+        finally:
+            terminal.close()
+    assert not agent.harm
+
+
 async def test_a_key_that_the_agent_has_not_drawn_yet_holds_the_paste(
     tmp_path: Path, tmux_environ: dict[str, str]
 ) -> None:
@@ -270,7 +303,7 @@ async def test_a_key_that_the_agent_has_not_drawn_yet_holds_the_paste(
         terminal.press("x")
         await asyncio.sleep(0.3)
         assert pane.look().reading == look.reading
-        assert not pane.paste("hello", look.stamp) and not pane.enter(look.stamp)
+        assert not pane.paste("hello", look.stamp, "00") and not pane.enter(look.stamp, "00")
     finally:
         terminal.close()
 
@@ -367,7 +400,219 @@ async def test_an_agent_that_never_takes_enter_is_not_reported_as_served(
         running.client.feed("hello")
         await running.reaches("typed, not submitted: the agent does not take Enter")
         assert not agent.submitted
+    assert len(claimed(running)) == 1  # it stands in the prompt
+    os.kill(agent.pane.pid, signal.SIGKILL)
+    wait_until(lambda: not agent.pane.alive(), "the agent's end")
     assert [claim.message.text for claim in running.inbox.claim()] == ["hello"]
+
+
+# One injector after another ---------------------------------------------------------------
+
+
+def claimed(running: Running) -> list[Path]:
+    return list((running.inbox.folder / "claimed").iterdir())
+
+
+async def pasted_and_left(agent: Agent, folder: Path, text: str, *, notice: bool = False) -> None:
+    """An injector that has pasted `text`, and ends before it can press Enter."""
+    async with injecting(agent, folder, notice=notice) as running:
+        agent.tell("ask-after-paste 0")
+        running.client.feed(text)
+        await running.reaches("typed, not submitted: the agent asks something")
+    assert not agent.submitted
+    assert Inbox(folder / "home", "bob").waiting().count == (1 if notice else 0)
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_what_an_injector_leaves_in_the_prompt_is_sent_by_the_next_one(
+    style: str, tmp_path: Path
+) -> None:
+    agent = Agent(tmp_path, style)
+    await pasted_and_left(agent, tmp_path, "hello")
+    agent.tell("close")
+    async with injecting(agent, tmp_path) as running:
+        [prompt] = await agent.gets(1)
+        await running.reaches("waits for messages")
+        assert texts_in(prompt) == ["hello"]
+        assert agent.submitted == [prompt]
+        assert running.inbox.waiting().count == 0 and not claimed(running)
+    assert not (tmp_path / "unfinished.json").exists()
+    assert not agent.harm
+
+
+async def test_a_notice_that_an_injector_leaves_in_the_prompt_is_sent_once(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    await pasted_and_left(agent, tmp_path, "hello", notice=True)
+    agent.tell("close")
+    async with injecting(agent, tmp_path, notice=True) as running:
+        [notice] = await agent.gets(1)
+        await running.reaches("waits for messages")
+        assert "hello" not in notice
+        await asyncio.sleep(0.5)
+        assert agent.submitted == [notice]
+        assert running.inbox.waiting().count == 1
+    assert not agent.harm
+
+
+async def test_what_was_sent_when_an_injector_ended_is_not_typed_again(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path) as running:
+        agent.tell("ask-after-enter")
+        running.client.feed("hello")
+        await running.reaches("submitted, not seen yet: the agent asks something")
+    assert len(claimed(running)) == 1
+    agent.tell("close")
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("and more")
+        prompts = await agent.gets(2)
+        await eventually(lambda: not claimed(running), "the last proof")
+        assert [text for prompt in prompts for text in texts_in(prompt)] == ["hello", "and more"]
+        assert len(agent.submitted) == 2
+    assert not agent.harm
+
+
+async def test_what_was_noted_and_never_pasted_is_typed_once(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path) as running:  # one paste before: the pane has its mark
+        running.client.feed("first")
+        await agent.gets(1)
+        await eventually(lambda: not claimed(running), "the message to be settled")
+    assert agent.pane.agent is not None
+    running.inbox.store(message("second"))
+    running.inbox.claim(holder=processes.of(agent.pane.agent.pid))
+    note = Unfinished("00", "[hoptell message begins]\nsecond", time.monotonic())
+    UnfinishedFile(tmp_path).write(note)
+    async with injecting(agent, tmp_path) as running:
+        prompts = await agent.gets(2)
+        await running.reaches("waits for messages")
+        assert texts_in(prompts[1]) == ["second"]
+        assert len(agent.submitted) == 2 and not claimed(running)
+    assert not agent.harm
+
+
+async def test_what_somebody_may_have_sent_between_two_injectors_is_kept_and_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typist, "DRAW_WAIT", 0.5)
+    monkeypatch.setattr(injector_module, "REMINDERS", (1.0,))
+    agent = Agent(tmp_path)
+    await pasted_and_left(agent, tmp_path, "hello")
+    agent.tell("close")
+    wait_until(lambda: "1. Yes" not in agent.screen(), "the dialog to close")
+    agent.pane.tmux.cmd("send-keys", "-t", agent.pane.id, "Enter")
+    [prompt] = await agent.gets(1)
+    async with injecting(agent, tmp_path) as running:
+        await eventually(lambda: running.inbox.waiting().count == 1, "the message in the inbox")
+        [_, notice] = await agent.gets(2)
+        assert texts_in(prompt) == ["hello"] and "hello" not in notice
+        assert running.inbox.waiting().count == 1
+    assert not agent.harm
+
+
+async def test_a_prompt_that_was_emptied_before_a_crash_proves_that_the_text_was_taken(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path, "claude", last="crash")
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("hello")
+        async with asyncio.timeout(8):
+            await running.task
+    assert len(agent.submitted) == 1
+    assert running.inbox.claim() == []
+
+
+@pytest.mark.parametrize("options", [{"last": "exit"}, {"last": "crash", "swallow": 1}])
+async def test_what_an_agent_may_not_have_taken_before_its_end_is_kept(
+    options: dict[str, object], tmp_path: Path
+) -> None:
+    agent = Agent(tmp_path, **options)
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("hello")
+        if "swallow" in options:
+            await eventually(lambda: agent.pane.mark().done == "entered", "Enter")
+            os.kill(agent.pane.pid, signal.SIGKILL)
+        async with asyncio.timeout(8):
+            await running.task
+    assert [claim.message.text for claim in running.inbox.claim()] == ["hello"]
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/tmux"])
+async def test_a_tmux_that_does_not_answer_holds_and_is_asked_again(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injector_module, "RETRY_INTERVAL", 0.3)
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path) as running:
+        await running.reaches("waits for messages")
+        tmux_bin, agent.pane.tmux.tmux_bin = agent.pane.tmux.tmux_bin, program
+        running.client.feed("hello")
+        await running.reaches("tmux does not show the pane")
+        agent.pane.tmux.tmux_bin = tmux_bin
+        await agent.gets(1)
+        await running.reaches("waits for messages")
+        assert running.inbox.waiting().count == 0
+    assert not agent.harm
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "not done"])
+@pytest.mark.parametrize("key", ["paste", "enter"])
+async def test_a_key_that_tmux_did_not_confirm_is_neither_lost_nor_pressed_twice(
+    key: str, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injector_module, "RETRY_INTERVAL", 0.2)
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path) as running:
+        real = getattr(agent.pane, key)
+
+        def unconfirmed(*words: str) -> bool:
+            monkeypatch.setattr(agent.pane, key, real)
+            if done:
+                real(*words)
+            raise NoAnswer("server exited unexpectedly")
+
+        monkeypatch.setattr(agent.pane, key, unconfirmed)
+        running.client.feed("hello")
+        [prompt] = await agent.gets(1)
+        await eventually(lambda: not claimed(running), "the proof")
+        assert texts_in(prompt) == ["hello"] and agent.submitted == [prompt]
+        assert running.inbox.waiting().count == 0
+    assert not agent.harm
+
+
+async def test_a_window_that_changes_its_size_all_the_time_delays_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path, "codex", slow_draw=0.1)
+    async with injecting(agent, tmp_path) as running:
+        resizing = asyncio.create_task(resize(agent))
+        try:
+            texts = [item.text for item in running.client.feed("one", "x" * 900)]
+            await agent.gets(1, timeout=20)
+            await eventually(lambda: not running.inbox.waiting().count, "an empty inbox", 20)
+            await eventually(lambda: not claimed(running), "the last proof", 20)
+        finally:
+            resizing.cancel()
+        assert [text for prompt in agent.submitted for text in texts_in(prompt)] == texts
+    assert not agent.harm
+
+
+async def resize(agent: Agent) -> None:
+    for columns in itertools.cycle([100, 60, 140, 81]):
+        size = "-x", columns, "-y", 30
+        await asyncio.to_thread(agent.pane.tmux.cmd, "resize-window", "-t", agent.pane.id, *size)
+        await asyncio.sleep(0.7)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("text", ["日本語" * 1500, "word " * 1599], ids=["wide", "long"])
+async def test_a_line_of_many_rows_arrives_whole(style: str, text: str, tmp_path: Path) -> None:
+    agent = Agent(tmp_path, style)
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed(text)
+        [prompt] = await agent.gets(1)
+        await eventually(lambda: not claimed(running), "the proof")
+        assert texts_in(prompt) == [text] and agent.submitted == [prompt]
+    assert not agent.harm
 
 
 # The wrong process ------------------------------------------------------------------------
@@ -451,8 +696,8 @@ def test_tmux_itself_refuses_when_the_pane_changed_since_the_look(tmp_path: Path
     look = pane.look()
     agent.tell("draft x")
     wait_until(lambda: "❯\xa0x" in agent.screen(), "the draft")
-    assert not pane.paste("hello", look.stamp)
-    assert not pane.enter(look.stamp)
+    assert not pane.paste("hello", look.stamp, "00")
+    assert not pane.enter(look.stamp, "00")
     assert "hello" not in agent.screen()
     assert pane.tmux.cmd("list-buffers").stdout == []
     assert not agent.events("submit", "submit_draft")
@@ -464,7 +709,7 @@ def test_an_agent_that_began_to_work_since_the_look_gets_no_enter(tmp_path: Path
     look = pane.look()
     agent.tell("busy")
     wait_until(lambda: pane.look().reading.state is State.BUSY, "the work")
-    assert not pane.paste("hello", look.stamp) and not pane.enter(look.stamp)
+    assert not pane.paste("hello", look.stamp, "00") and not pane.enter(look.stamp, "00")
 
 
 @pytest.mark.parametrize(
@@ -473,7 +718,7 @@ def test_an_agent_that_began_to_work_since_the_look_gets_no_enter(tmp_path: Path
 def test_no_title_disturbs_the_guard(title: str, tmp_path: Path) -> None:
     agent = Agent(tmp_path, title=title)
     pane = agent.start()
-    assert pane.paste("hello", pane.look().stamp)
+    assert pane.paste("hello", pane.look().stamp, "00")
     wait_until(lambda: "hello" in agent.screen(), "the paste")
 
 
@@ -482,7 +727,7 @@ def test_no_control_character_ever_reaches_a_buffer(bad: str, tmp_path: Path) ->
     agent = Agent(tmp_path)
     pane = agent.start()
     with pytest.raises(ValueError):
-        pane.paste(f"a{bad}b", pane.look().stamp)
+        pane.paste(f"a{bad}b", pane.look().stamp, "00")
     assert pane.tmux.cmd("list-buffers").stdout == []
 
 

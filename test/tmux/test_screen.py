@@ -248,6 +248,7 @@ def test_our_text_is_recognized_wrapped_cut_and_as_a_label() -> None:
     assert shows(typed("[Pasted Content 5001 chars]"), FRAME)
     assert shows(typed("[Pasted ~82 lines]"), FRAME)
     assert not shows(typed("rm -rf"), FRAME)
+    assert not shows(typed("first line"), FRAME)  # as a person may have typed, too
     assert not shows(typed(FRAME + "and more from a person"), FRAME)
     assert not shows(Reading(State.BUSY, "claude", ""), FRAME)
     assert not shows(Reading(State.ASKING), FRAME)

@@ -5,13 +5,14 @@ import random
 from pathlib import Path
 
 import pytest
-from support.tmux import Agent, eventually, injecting, texts_in
+from support.tmux import Agent, Running, eventually, injecting, texts_in
 
 from hoptell.tmux import typist
 
 pytestmark = pytest.mark.usefixtures("tmux_environ")
 
 MESSAGES = 200
+HANDOVERS = 40
 
 
 @pytest.mark.timeout(120)
@@ -43,6 +44,40 @@ async def test_all_messages_arrive_once_and_in_order_and_nothing_else_happens(
     assert len(agent.submitted) > 5
     assert not agent.harm
     assert not [entry for entry in agent.events("submit") if entry["busy"]]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("seed", "style"), [(3, "claude"), (4, "codex")])
+async def test_injectors_that_follow_each_other_at_any_moment_lose_and_double_nothing(
+    seed: int, style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces = {"AGREE_INTERVAL": 0.05, "POLL_INTERVAL": 0.05, "GONE_WAIT": 0.5}
+    for name, seconds in paces.items():
+        monkeypatch.setattr(typist, name, seconds)
+    chance = random.Random(seed)
+    agent = Agent(tmp_path, style, work=0.05, slow_draw=0.05)
+    await asyncio.to_thread(agent.start)
+    sent: list[str] = []
+    while len(sent) < HANDOVERS or len(received(agent)) < len(sent):
+        async with injecting(agent, tmp_path) as running:
+            if len(sent) < HANDOVERS:
+                [item] = running.client.feed(
+                    f"number {len(sent)}" + "\nand more" * chance.randrange(3)
+                )
+                sent.append(item.text)
+                await eventually(lambda running=running: running.client.confirmed, "it is stored")
+                await asyncio.sleep(chance.uniform(0, 0.5))
+            else:
+                await eventually(lambda: len(received(agent)) >= len(sent), "all of them", 10)
+                await eventually(lambda running=running: not files_of(running), "the last proof")
+        await asyncio.sleep(0.05)  # a process that takes over needs longer to begin
+    assert received(agent) == sent
+    assert len(agent.submitted) > 5
+    assert not agent.harm
+
+
+def files_of(running: Running) -> list[Path]:
+    return list(running.inbox.folder.rglob("*.json*"))
 
 
 def received(agent: Agent) -> list[str]:

@@ -11,6 +11,7 @@ from hoptell.tmux.typist import (
     AGREE_INTERVAL,
     DRAW_WAIT,
     ENTER_WAITS,
+    GONE_WAIT,
     LOST_WAIT,
     PASTES,
     QUIET_WAIT,
@@ -23,6 +24,7 @@ from hoptell.tmux.typist import (
     Phase,
     Step,
     Typist,
+    Unclear,
     Wait,
 )
 
@@ -185,7 +187,70 @@ def test_a_screen_that_changed_is_not_success(clock: Clock) -> None:
 
 def test_a_new_draft_after_the_submit_is_not_our_text(clock: Clock) -> None:
     clock.enter()
-    assert clock.until_step(DRAFT) == Done()
+    assert isinstance(clock.until_step(DRAFT, GONE_WAIT / 2), Wait)  # it may be ours, half drawn
+    assert clock.until_step(DRAFT, GONE_WAIT) == Done()
+
+
+def label(number: int) -> Look:
+    typed = f"[Pastedtext#{number}+4lines]"
+    return replace(OURS, reading=replace(OURS.reading, typed=typed))
+
+
+def test_a_label_of_something_else_that_was_pasted_is_not_our_text(clock: Clock) -> None:
+    clock.paste()
+    assert clock.until_step(label(1)) == Enter(OURS.stamp)
+    both = replace(
+        OURS, reading=replace(OURS.reading, typed=label(1).reading.typed + "[Pasted~2lines]")
+    )
+    assert isinstance(clock.until_step(both, 600), Wait)
+    assert clock.until_step(label(1)) == Enter(OURS.stamp)
+    clock.typist.entered(clock.now)
+    assert clock.until_step(label(2), 2 * GONE_WAIT) == Done()
+
+
+def test_a_persons_few_words_are_not_our_text_though_they_stand_in_it_too(clock: Clock) -> None:
+    clock.paste()
+    word = replace(OURS, reading=replace(OURS.reading, typed="hello"))
+    assert isinstance(clock.until_step(word, 600), Wait)
+
+
+# Where another typist was cut off ---------------------------------------------------------
+
+
+def resumed(clock: Clock, *, entered: bool, seen_as: str | None = None, ago: float = 60.0) -> None:
+    clock.typist.resume(TEXT, clock.now - ago, seen_as, entered=entered, now=clock.now)
+
+
+def test_what_another_typist_left_in_the_prompt_gets_its_enter(clock: Clock) -> None:
+    resumed(clock, entered=False)
+    assert clock.until_step(OURS) == Enter(OURS.stamp)
+
+
+def test_what_another_typist_sent_is_done_once_it_is_gone_and_else_sent_again(clock: Clock) -> None:
+    resumed(clock, entered=True)
+    assert clock.until_step(OURS, 2 * ENTER_WAITS[0]) == Enter(OURS.stamp)
+    clock.typist.entered(clock.now)
+    assert clock.until_step(EMPTY) == Done()
+
+
+@pytest.mark.parametrize("look", [EMPTY, BUSY, replace(EMPTY, person_at=1e9)])
+def test_what_vanished_while_nobody_watched_is_neither_done_nor_pasted_again(
+    clock: Clock, look: Look
+) -> None:
+    resumed(clock, entered=False)
+    assert clock.until_step(look) == Unclear()
+
+
+def test_an_agent_may_still_be_drawing_what_another_typist_pasted(clock: Clock) -> None:
+    resumed(clock, entered=False, ago=1.0)
+    assert isinstance(clock.until_step(EMPTY, DRAW_WAIT - 2), Wait)
+    assert clock.until_step(OURS) == Enter(OURS.stamp)
+
+
+def test_a_label_that_another_typist_saw_tells_our_text_from_a_persons(clock: Clock) -> None:
+    resumed(clock, entered=False, seen_as=label(1).reading.typed)
+    assert isinstance(clock.until_step(label(2), 600), Wait)
+    assert clock.until_step(label(1)) == Enter(OURS.stamp)
 
 
 def test_what_tmux_turned_down_is_looked_at_anew(clock: Clock) -> None:
