@@ -630,6 +630,17 @@ def test_a_repeated_fan_out_and_queued_message_are_not_sent_again():
     assert driver.relay._queued == 1
 
 
+def test_what_was_withdrawn_is_accepted_when_it_is_repeated():
+    driver = Driver()
+    driver.login("alice")
+    bob = driver.login("bob")
+    driver.send(bob, "alice", key="k")
+    [accepted] = [record for record in driver.records if isinstance(record, Accepted)]
+    driver.relay.withdraw(accepted, "the disk is full", now=driver.now)
+    assert error(driver.take()) == "the disk is full"
+    assert delivered(driver.send(bob, "alice", key="k"))
+
+
 def test_a_fan_out_is_answered_as_before_once_it_was_confirmed():
     driver = Driver()
     alice, bob = driver.login("alice"), driver.login("bob")
