@@ -337,6 +337,8 @@ async def test_ask_prints_the_answer_to_exactly_its_message(relay: ScriptedRelay
     assert result.exit_code == 0
     assert "port 7777" in result.stdout
     assert result.stdout.startswith("[hoptell message ")
+    # Not under the made-up name, which nobody has any more.
+    assert "(in a shell: HOPTELL_NAME=alice hoptell send --reply-to ref-d4 bob" in result.stdout
     for other in ("not it", "an impostor's", "to another question"):
         assert other in result.stderr
         assert other not in result.stdout
