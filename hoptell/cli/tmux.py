@@ -72,11 +72,13 @@ def tmux_command(
     agent is idle, its prompt is empty and nobody is typing; never into a question, a shell or
     a draft. Until then it waits in the inbox, and the window "hoptell" of the session says why.
 
-    It knows Claude Code, Codex, opencode, Gemini CLI and Antigravity, by their prompts and by
-    the names of their programs. Into another program nothing is ever typed, nor into anything
-    within ssh, script, docker, sudo or screen, where nobody can see what has the keyboard: run
-    `hoptell tmux` at the other end. Codex gets a title that says whether it works; started by a
-    wrapper, with another title, it gets nothing until a spinner was seen there.
+    It knows Claude Code, Codex, opencode, Gemini CLI and Antigravity, by their programs' names
+    and by their prompts; --kind says which of them a program with another name is. Into others
+    nothing is ever typed, nor into what runs within ssh, script, docker, sudo, screen and the
+    like, since nobody can see from here who has the keyboard there: run `hoptell tmux` inside.
+
+    Codex is started so that its title says whether it works. Where another program starts it,
+    or your -c sets the title, nothing is typed before its title has shown a spinner or "Ready".
 
     Without COMMAND it shows the agent that runs as NAME. If what types its messages (the
     injector, in the window "hoptell") has ended or was killed, a new one goes on where it

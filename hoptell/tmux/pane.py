@@ -199,7 +199,7 @@ class Pane:
         if running.kind is None and process.is_carrier:
             return f"it runs {process.name}: hoptell cannot see what is in the foreground there"
         if running.kind is None:
-            return f"{process.name} is no agent that hoptell knows (see hoptell tmux --help)"
+            return f"{process.name} is no known agent (see hoptell tmux --help)"
         return "the agent is suspended" if process.suspended else None
 
     def _person_at(self, clients: list[str], window: str) -> float:

@@ -1,6 +1,7 @@
 """Messages typed into a fake agent in real tmux: exactly there, once, never into a question."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -8,6 +9,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -689,10 +691,20 @@ async def test_a_shell_without_an_agent_gets_nothing(tmp_path: Path) -> None:
 PYTHON = "import sys, code; sys.ps1 = '› '; code.interact(banner='')"
 SHELL = "exec env PS1='› ' dash -i"
 PROMPTS = {
-    "python": ([sys.executable, "-c", PYTHON], "is no agent that hoptell knows"),
+    "python": ([sys.executable, "-c", PYTHON], "is no known agent"),
     "shell": (["sh", "-c", SHELL], "no agent is running in the pane"),
     "shell script": (["script", "-qc", SHELL, "/dev/null"], "it runs script: hoptell cannot see"),
 }
+
+
+@contextlib.asynccontextmanager
+async def ended_below(agent: Agent) -> AsyncIterator[None]:
+    """End what runs on a terminal of its own, which tmux's end does not reach."""
+    try:
+        yield
+    finally:
+        for pid in foreground._children(agent.pane.pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -705,7 +717,7 @@ async def test_a_prompt_like_an_agents_in_another_program_gets_nothing(
         lambda: "›" in agent.screen(), "the prompt"
     )
     file = tmp_path / "pwned"
-    async with injecting(agent, tmp_path) as running:
+    async with injecting(agent, tmp_path) as running, ended_below(agent):
         running.client.feed(f'hi\n__import__("os").system("touch {file}")\ntouch {file}')
         await running.reaches(reason)
         await nothing_is_typed(agent)
@@ -722,7 +734,7 @@ async def test_an_agent_within_a_program_with_a_terminal_of_its_own_gets_nothing
     script = f"{shlex.join(within.command)}; exec dash -i"
     agent.command = ["script", "-qc", script, "/dev/null"]
     agent.wait_ready = within.wait_ready  # type: ignore[method-assign]
-    async with injecting(agent, tmp_path) as running:
+    async with injecting(agent, tmp_path) as running, ended_below(agent):
         running.client.feed(f"touch {tmp_path}/pwned")
         reason = "it runs script: hoptell cannot see what is in the foreground there"
         await running.reaches(reason)
@@ -733,8 +745,6 @@ async def test_an_agent_within_a_program_with_a_terminal_of_its_own_gets_nothing
         wait_until(lambda: re.search(r"[$#]\s*$", within.screen(), re.MULTILINE), "the shell")
         await nothing_is_typed(within)
         assert running.state == reason
-        for pid in foreground._children(agent.pane.pid):
-            os.kill(pid, signal.SIGKILL)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -744,7 +754,7 @@ async def test_a_program_with_another_name_is_served_if_the_user_says_what_it_is
     agent = Agent(tmp_path, program="my-own")
     async with injecting(agent, tmp_path) as running:
         running.client.feed("hello")
-        await running.reaches("is no agent that hoptell knows")
+        await running.reaches("is no known agent")
         await nothing_is_typed(agent)
         agent.pane.kind = "codex"
         await running.reaches("codex is in the foreground, and the screen looks like claude's")
