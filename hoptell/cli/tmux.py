@@ -22,6 +22,7 @@ KINDS = [agent.name for agent in AGENTS]
 START_WAIT = 1.0
 """Seconds after which an agent that nobody sees, and that is not recognized, counts as running."""
 LONGEST_START = 10.0
+"""Seconds that its injector may take to say anything."""
 
 
 def _name(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -133,7 +134,7 @@ def _ends_at_once(shown: "Session") -> bool:
     while now < started_at + LONGEST_START:
         status = read_status(folder)
         if status is not None and (status.agent or status.ended_at is not None):
-            return status.ended_at is not None
+            return status.ended_at is not None and not agent_runs(status)
         if status is not None and agent_runs(status) and not any(folder.glob(f"{PLAN_PREFIX}*")):
             runs_since = runs_since or now
             if now - runs_since > START_WAIT:
