@@ -6,6 +6,21 @@
 # An exit code 2 of `hoptell hook` wakes the session. So nothing else here may exit 2: uvx and
 # pipx do when they fail, and are asked to hand another code through.
 set -u
+
+# Programs started from a desktop have a short PATH. What is not absolute in it, as an empty part,
+# would be in the folder of the project, whose programs are somebody else's.
+PATH=$PATH:${HOME:-/nonexistent}/.local/bin:/opt/homebrew/bin:/usr/local/bin
+absolute=
+set -f
+IFS=:
+for folder in $PATH; do
+    case $folder in /*) absolute=$absolute:$folder ;; esac
+done
+set +f
+unset IFS
+PATH=${absolute#:}
+export PATH
+
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 command=${1:-mcp}
 
@@ -16,15 +31,15 @@ HOPTELL_NAME=${HOPTELL_NAME:-${HOPTELL_PLUGIN_NAME:-}}
 export HOPTELL_RELAY HOPTELL_TOKEN HOPTELL_NAME
 unset HOPTELL_PLUGIN_RELAY HOPTELL_PLUGIN_TOKEN HOPTELL_PLUGIN_NAME
 
-# Programs started from a desktop have a short PATH.
-PATH=$PATH:${HOME:-/nonexistent}/.local/bin:/opt/homebrew/bin:/usr/local/bin
-export PATH
-
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# Run hoptell by means of a program, if that is there and can. Asking it for the version first lets
+# it install hoptell without a word that would be taken for the hook's, and the next way be tried
+# where it fails.
 through() {
-    [ "$command" = hook ] || exec "$@"
-    "$@" --exit-code 42
+    have "$1" && "$@" hoptell --version </dev/null >/dev/null 2>&1 || return 0
+    [ "$command" = hook ] || exec "$@" hoptell "$command"
+    "$@" hoptell hook --exit-code 42
     case $? in
         0) exit 0 ;;
         42) exit 2 ;;
@@ -32,9 +47,12 @@ through() {
     esac
 }
 
-have hoptell && exec hoptell "$@"
-have uvx && through uvx --quiet --from "$root" hoptell "$@"
-have pipx && through pipx run --spec "$root" hoptell "$@"
+have hoptell && exec hoptell "$command"
+# Out of its cache first: otherwise uvx asks the package index at every start, which takes
+# seconds, and fails without a network.
+through uvx --quiet --offline --from "$root"
+through uvx --quiet --from "$root"
+through pipx run --spec "$root"
 
 if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
     version=$(sed -n 's/.*"version": *"\([^"]*\)".*/\1/p' "$root/.claude-plugin/plugin.json")
@@ -46,8 +64,8 @@ if [ -n "${CLAUDE_PLUGIN_DATA:-}" ]; then
             break
         done
     fi
-    [ -f "$venv/complete" ] && exec "$venv/bin/python" -P -m hoptell "$@"
+    [ -f "$venv/complete" ] && exec "$venv/bin/python" -P -m hoptell "$command"
 fi
 
-echo "hoptell: found neither hoptell, uv, pipx nor Python 3.11 or newer: install one of them, for example with 'pipx install hoptell'" >&2
+echo "hoptell: it is not installed, and there is neither uv, pipx nor Python 3.11 or newer that could do it: install it yourself, for example with 'uv tool install \"$root\"'" >&2
 exit 1

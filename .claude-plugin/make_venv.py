@@ -2,10 +2,12 @@
 
 The MCP server and the hook start at the same moment and both come here: a lock lets one of
 them work while the other waits. The file `complete` is written last, so that an environment
-whose making was interrupted is made again.
+whose making was interrupted is made again. What does the making inherits the lock, since Claude
+Code ends a server that takes too long to start: the other one then waits for it all the same.
 """
 
 import fcntl
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,7 @@ def main(venv: Path, source: Path) -> int:
             print(f"hoptell: not installed; what went wrong is in {failed}", file=sys.stderr)
             return 1
         shutil.rmtree(venv, ignore_errors=True)
-        problem = make(venv, source)
+        problem = make(venv, source, lock.fileno())
         if problem is None:
             failed.unlink(missing_ok=True)
             (venv / "complete").touch()
@@ -35,18 +37,18 @@ def main(venv: Path, source: Path) -> int:
         failed.write_text(problem)
     print(
         "hoptell: could not be installed into its own environment: install it yourself, for"
-        f" example with 'pipx install {source}' ({failed} has the details)",
+        f" example with `pipx install {shlex.quote(str(source))}` ({failed} has the details)",
         file=sys.stderr,
     )
     return 1
 
 
-def make(venv: Path, source: Path) -> str | None:
+def make(venv: Path, source: Path, lock: int) -> str | None:
     """Make the environment; what the failing step printed, if one fails."""
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     for step in ([sys.executable, "-m", "venv", str(venv)], [*pip, str(source)]):
         try:
-            done = subprocess.run(step, capture_output=True, text=True)
+            done = subprocess.run(step, capture_output=True, text=True, pass_fds=[lock])
         except OSError as error:
             return f"{step[0]}: {error.strerror}\n"
         if done.returncode != 0:

@@ -7,6 +7,10 @@ Both sides of the wire:
 errors.py        every exception
 names.py         peer names, roles, addresses
 frames.py        the wire: frames, limits, close codes; decode and encode
+folders.py       the user's home folder, and paths that begin there
+files.py         files and folders that only their owner may see
+replacing.py     changing a file that people edit too; it stays whose it was
+env_file.py      the settings file: where it is, what a line means, changing it
 settings.py      one dataclass a role, from environment and file
 
 The relay's side:
@@ -17,7 +21,7 @@ The agent's side:
 
 client.py        RelayClient: connect, send, receive, come back
 explain.py       why there is no connection, in one sentence each
-files.py         files and folders that only their owner may see
+programs.py      the agents' programs: where they are, and what they call hoptell
 processes.py     which process is it, and does it still run?
 inbox.py         the folder where deliveries wait for the agent
 inbox_files.py   what lies there: names, and what is in a message's file

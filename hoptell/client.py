@@ -22,7 +22,6 @@ websockets logs frames at DEBUG, so it gets a logger that never does.
 """
 
 import asyncio
-import ipaddress
 import logging
 import random
 import secrets
@@ -49,7 +48,7 @@ from hoptell.errors import (
     Replaced,
 )
 from hoptell.names import MAX_NAME_LENGTH
-from hoptell.settings import PeerSettings, default_name, machine_name
+from hoptell.settings import PeerSettings, default_name, is_loopback, machine_name
 
 log = logging.getLogger(__name__)
 _wire_log = logging.getLogger(f"{__name__}.websocket")
@@ -388,8 +387,8 @@ class RelayClient:
             raise explain.close(closed, self._address, self.name) from closed
         except ProtocolError as error:
             raise RelayUnreachable(
-                f"{self._address} does not keep to hoptell's protocol ({error}): check that"
-                " HOPTELL_RELAY is a hoptell relay"
+                f"{self._address} does not keep to hoptell's protocol ({error})",
+                "check that HOPTELL_RELAY is a hoptell relay",
             ) from error
         except _CANNOT_CONNECT as error:
             raise explain.failure(error, self._address, OPEN_TIMEOUT, through_proxy) from error
@@ -398,8 +397,9 @@ class RelayClient:
         token = self._settings.token
         if token is None:
             raise ConfigurationError(
-                "there is no token: start `hoptell relay` once on this machine, which makes one,"
-                " or set HOPTELL_TOKEN to that of your relay"
+                "there is no token",
+                "start `hoptell relay` once on this machine, which makes one, or set HOPTELL_TOKEN"
+                " to that of your relay",
             )
         hello = frames.Hello(
             self.name,
@@ -414,7 +414,7 @@ class RelayClient:
             return frames.encode(hello)
         except UnicodeEncodeError:
             # Without its cause: that holds the token.
-            raise ConfigurationError("HOPTELL_TOKEN is not UTF-8 text: copy it again") from None
+            raise ConfigurationError("HOPTELL_TOKEN is not UTF-8 text", "copy it again") from None
 
     async def _log_in(self, connection: "_Connection", hello: bytes) -> None:
         connection.write(hello)
@@ -536,8 +536,8 @@ class RelayClient:
         if waited is None:
             return RelayUnreachable(f"still connecting to {self._address}")
         return RelayUnreachable(
-            f"{self._address} did not answer within {waited:g} s: check HOPTELL_RELAY, the"
-            " network, and that the relay is not overloaded"
+            f"{self._address} did not answer within {waited:g} s",
+            "check HOPTELL_RELAY, the network, and that the relay is not overloaded",
         )
 
 
@@ -628,14 +628,6 @@ async def _close(connection: _Connection) -> None:
             await connection.close()
     except TimeoutError:
         connection.transport.abort()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a URL's host is this machine, as far as the name alone tells."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_lasting(problem: Exception | None) -> bool:

@@ -16,7 +16,17 @@ as a tool error. None of them ever holds a token or a message's text.
 
 
 class HoptellError(Exception):
-    """Base of all of hoptell's errors; `str(error)` is one sentence that says what to do."""
+    """Base of all of hoptell's errors; `str(error)` is one sentence that says what to do.
+
+    Attributes:
+        problem: what is wrong, without a full stop.
+        fix: what to do about it, where the problem does not say that itself.
+    """
+
+    def __init__(self, problem: str, fix: str | None = None) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(problem if fix is None else f"{problem}: {fix}")
 
 
 class ConfigurationError(HoptellError):
@@ -34,9 +44,9 @@ class Refused(HoptellError):
         reason: a short fixed label for counters and logs (`rate`, `unknown`, `full` …).
     """
 
-    def __init__(self, sentence: str, *, reason: str = "refused") -> None:
+    def __init__(self, problem: str, fix: str | None = None, *, reason: str = "refused") -> None:
         self.reason = reason
-        super().__init__(sentence)
+        super().__init__(problem, fix)
 
 
 class LoginRefused(Refused):
@@ -44,11 +54,13 @@ class LoginRefused(Refused):
 
     Attributes:
         code: the close code (4001, 4002, 4003 or 4005).
+        said: the relay's own words, where this is what a client makes of them.
     """
 
-    def __init__(self, sentence: str, *, code: int) -> None:
+    def __init__(self, problem: str, fix: str | None = None, *, code: int, said: str = "") -> None:
         self.code = code
-        super().__init__(sentence, reason="login")
+        self.said = said
+        super().__init__(problem, fix, reason="login")
 
 
 class RelayUnreachable(HoptellError):
@@ -61,11 +73,16 @@ class RelayUnreachable(HoptellError):
     """
 
     def __init__(
-        self, sentence: str, *, lasting: bool = False, maybe_accepted: bool = False
+        self,
+        problem: str,
+        fix: str | None = None,
+        *,
+        lasting: bool = False,
+        maybe_accepted: bool = False,
     ) -> None:
         self.lasting = lasting
         self.maybe_accepted = maybe_accepted
-        super().__init__(sentence)
+        super().__init__(problem, fix)
 
 
 class Replaced(HoptellError):

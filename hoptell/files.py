@@ -1,8 +1,7 @@
 """Files and folders that only their owner may see, made so whatever the umask.
 
 Nothing here follows a symbolic link in the last place of a path, where the system can tell.
-Files that belong to somebody else are another matter (setup/files.py), and so are those that
-only grow or whose owner must stay (settings.py, relay/credentials.py, relay/store.py).
+Files that people edit too, whose owner must stay, are another matter (replacing.py).
 """
 
 import contextlib

@@ -191,7 +191,7 @@ class Inbox:
         self.name = name
         self.folder = inbox_files.folder_of(Path(home).absolute()) / name
         self._tmp = self.folder / "tmp"
-        self._claimed = self.folder / "claimed"
+        self._claimed = self.folder / inbox_files.CLAIMED
         self._bad = self.folder / inbox_files.BAD
         self._seen = Seen(self.folder / "seen")
         self._storing = threading.Lock()  # besides the file's, which holds off other processes

@@ -60,6 +60,20 @@ def owns(member: str, name: str) -> bool:
     return name == member or name.startswith(f"{member}-")
 
 
+def owner_problem(member: str, name: str) -> str | None:
+    """Say in one sentence why a member's token may not use a peer name; None if it may."""
+    if owns(member, name):
+        return None
+    return f"this is {member}'s token: the name must be {member} or start with {member}-"
+
+
+def member_in(problem: str) -> str | None:
+    """The member in an `owner_problem`. The wire has no other place that tells a client whose
+    token it has."""
+    found = re.match(f"this is ({NAME_PATTERN})'s token: ", problem, re.ASCII)
+    return None if found is None else found[1]
+
+
 def _shown(text: str) -> str:
     """Quote what somebody else wrote: short, and with nothing a terminal would obey."""
     return ascii(text if len(text) <= MAX_NAME_LENGTH + 2 else f"{text[:MAX_NAME_LENGTH]}...")

@@ -1,39 +1,33 @@
 """Settings: one frozen dataclass a role, from the environment and one file (SPEC.md, 8).
 
-A variable comes from the environment, else from the first of these files that exists:
-`$HOPTELL_ENV`, `$XDG_CONFIG_HOME/hoptell/.env` (default `~/.config/hoptell/.env`), `.env`
-in the root of a source checkout. Never from the current folder, which may belong to a
-project that an agent works on. An empty value counts as unset. Secrets are masked in
-`repr`, and no error quotes a file's contents.
+A variable comes from the environment, else from the settings file (env_file.py). An empty value
+counts as unset. Secrets are masked in `repr`.
 """
 
-import io
+import ipaddress
 import os
 import platform
 import re
-import secrets
-import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from hoptell.env_file import find_settings_file, read_settings_file
 from hoptell.errors import ConfigurationError
+from hoptell.folders import expanded, home_folder
 from hoptell.names import EVERYONE, MAX_ROLES, NAME_RULE, is_name, roles_problem, split_roles
 
-if TYPE_CHECKING:
-    from dotenv.parser import Binding
+T = TypeVar("T")
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
-FILE_HEAD = "# hoptell's settings (README.md lists them). Keep the token to yourself.\n"
-"""The first line of a new settings file."""
-MAX_FILE_LENGTH = 1024 * 1024
-"""Characters of a settings file."""
 WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
 """What HOPTELL_PUSH may say (SPEC.md, 6)."""
+MAX_RATE_SENDS = 1_000_000
+MAX_RATE_SECONDS = 86_400
+"""The most that HOPTELL_RATE may say: a day."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class PeerSettings:
     """HOPTELL_ROLES: comma-separated."""
     push: str | None = None
     """HOPTELL_PUSH: the wake mode; unset, the sidecar finds out."""
-    home: Path = field(default_factory=lambda: Path.home() / ".hoptell")
+    home: Path = field(default_factory=lambda: _state_folder(None, os.environ))
     """HOPTELL_HOME: the folder for inboxes and state."""
 
 
@@ -112,7 +106,7 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 def usual_state_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """The same where HOPTELL_HOME does not say otherwise; None without a home folder."""
-    home = _home(os.environ if environ is None else environ)
+    home = home_folder(os.environ if environ is None else environ)
     return None if home is None else home / ".hoptell"
 
 
@@ -120,6 +114,14 @@ def relay_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL of a relay that listens on this host name or address."""
     scheme = "wss" if tls else "ws"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine itself, as far as the name alone tells."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load_relay_settings(
@@ -132,7 +134,7 @@ def load_relay_settings(
     """
     values = Values.load(environ)
     found: dict[str, Any] = {
-        "host": values.get("HOPTELL_HOST"),
+        "host": values.parse("HOPTELL_HOST", _host),
         "port": values.parse("HOPTELL_PORT", _port),
         "token": values.get("HOPTELL_TOKEN"),
         "members": values.path("HOPTELL_MEMBERS"),
@@ -144,7 +146,7 @@ def load_relay_settings(
     found.update({key: value for key, value in options.items() if value is not None})
     settings = RelaySettings(**{key: value for key, value in found.items() if value is not None})
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise ConfigurationError("HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together: set both")
+        raise ConfigurationError("HOPTELL_TLS_CERT and HOPTELL_TLS_KEY go together", "set both")
     return settings
 
 
@@ -195,7 +197,7 @@ class Values:
                 return value
         return None
 
-    def parse(self, name: str, parser: "Any") -> Any:
+    def parse(self, name: str, parser: Callable[[str], T]) -> T | None:
         """The variable's value, or None where it is unset.
 
         Raises:
@@ -216,218 +218,18 @@ class Values:
         Raises:
             ConfigurationError: it cannot be a path on this machine.
         """
-        path: Path | None = self.parse(name, lambda text: _expanded(text, self.environ))
-        return path
+        return self.parse(name, lambda text: expanded(text, self.environ))
 
     def _where(self, name: str) -> str:
         in_environ = self.environ.get(name, "").strip()
         return name if in_environ or self.file is None else f"{name} in {self.file}"
 
 
-def settings_file_candidates(environ: Mapping[str, str]) -> list[Path]:
-    """Where a settings file may be, in the order of preference.
-
-    Raises:
-        ConfigurationError: `$HOPTELL_ENV` cannot be a path on this machine.
-    """
-    if explicit := environ.get("HOPTELL_ENV", "").strip():
-        try:
-            return [_expanded(explicit, environ)]
-        except ValueError as error:
-            raise ConfigurationError(f"HOPTELL_ENV: {error}") from None
-    candidates = []
-    if config_home := _config_home(environ):
-        candidates.append(config_home / "hoptell" / ".env")
-    root = Path(__file__).resolve().parent.parent
-    if _is_checkout(root):
-        candidates.append(root / ".env")
-    return candidates
-
-
-def find_settings_file(environ: Mapping[str, str]) -> Path | None:
-    """The settings file that is in force.
-
-    Raises:
-        ConfigurationError: `$HOPTELL_ENV` names a file that is not there.
-    """
-    candidates = settings_file_candidates(environ)
-    for file in candidates:
-        if _may_be_file(file):
-            return file
-    if environ.get("HOPTELL_ENV", "").strip():
-        raise ConfigurationError(
-            f"HOPTELL_ENV names {candidates[0]}, which is not a readable file: create it or unset"
-            " HOPTELL_ENV"
-        )
-    return None
-
-
-def read_settings_file(file: Path) -> dict[str, str]:
-    """Read a settings file's variables.
-
-    Raises:
-        ConfigurationError: it cannot be read, or a line is not `NAME=value`; the sentence
-            names the line but never quotes it.
-    """
-    from dotenv.parser import parse_stream  # 4 ms that who has no such file need not wait
-
-    values: dict[str, str] = {}
-    try:
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(MAX_FILE_LENGTH + 1)
-            if len(text) > MAX_FILE_LENGTH:
-                raise ConfigurationError(f"{file} is too large for a settings file: name another")
-            for binding in parse_stream(io.StringIO(text)):
-                if binding.error or _has_no_value(binding):
-                    line = _line_of(binding)
-                    raise ConfigurationError(f"{file}, line {line}, is not NAME=value: fix it")
-                if binding.key is not None and binding.value is not None:
-                    values[binding.key] = _exact_value(binding)
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
-    return values
-
-
-def create_token(environ: Mapping[str, str] | None = None, **more: str) -> tuple[str, Path]:
-    """Make a token and keep it, and `more` variables, in the settings file (mode 0600).
-
-    An existing file keeps its other lines. A token that it has by now (another process was
-    faster) is not replaced but returned, and then nothing is written.
-
-    Returns: the token, and the file it is in.
-
-    Raises:
-        ConfigurationError: there is no place for the file, or it cannot be written.
-    """
-    environ = os.environ if environ is None else environ
-    file = find_settings_file(environ) or next(iter(settings_file_candidates(environ)), None)
-    if file is None:
-        raise ConfigurationError(
-            "there is no home folder to keep a token in: set HOME, or HOPTELL_TOKEN yourself"
-        )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(handle, "r+", encoding="utf-8") as stream:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ConfigurationError(f"{file} is not a regular file: remove it")
-            _wait_for_lock(handle)
-            if token := read_settings_file(file).get("HOPTELL_TOKEN", "").strip():
-                return token, file
-            if os.name == "posix":
-                os.fchmod(handle, 0o600)
-            token = secrets.token_urlsafe(32)
-            stream.write(_new_lines(stream.read(), {"HOPTELL_TOKEN": token, **more}))
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
-    return token, file
-
-
-def _new_lines(before: str, values: Mapping[str, str]) -> str:
-    if not before:
-        start = FILE_HEAD
-    else:
-        start = "" if before.endswith("\n") else "\n"
-    return start + "".join(f"{name}={value}\n" for name, value in values.items())
-
-
-def _wait_for_lock(handle: int) -> None:
-    """Let one process at a time write; the lock goes when the file is closed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(handle, fcntl.LOCK_EX)
-
-
-_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.~+/=:@,-]+", re.ASCII)
-_QUOTED_VALUE = re.compile(
-    r"""[^=]*=\s*(?:'(?P<single>(?:\\.|[^'\\])*)'|"(?P<double>(?:\\.|[^"\\])*)")""", re.DOTALL
-)
-_DOUBLE_QUOTE_ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": "\n"}
-
-
-def quoted(value: str) -> str:
-    """A value as a settings file has it, so that reading gives exactly this."""
-    if _PLAIN_VALUE.fullmatch(value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _exact_value(binding: "Binding") -> str:
-    # python-dotenv decodes escapes within single quotes too, and more of them within double
-    # quotes (a Windows path "C:\temp" would get a tab): SPEC.md has only \" \\ and \n.
-    match = _QUOTED_VALUE.match(binding.original.string)
-    if match is None:
-        return binding.value or ""
-    if (single := match["single"]) is not None:
-        return single
-    return re.sub(
-        r"\\.",
-        lambda escape: _DOUBLE_QUOTE_ESCAPES.get(escape[0], escape[0]),
-        match["double"],
-        flags=re.DOTALL,
-    )
-
-
-def _has_no_value(binding: "Binding") -> bool:
-    # `export NAME` by itself is fine for a shell that reads the same file.
-    bare = binding.key is not None and binding.value is None
-    return bare and not binding.original.string.lstrip().startswith("export ")
-
-
-def _line_of(binding: "Binding") -> int:
-    # A binding starts with the empty lines above it.
-    text = binding.original.string
-    blank = text[: len(text) - len(text.lstrip())]
-    return binding.original.line + blank.count("\n")
-
-
-def _may_be_file(file: Path) -> bool:
-    """Whether `file` is a regular file, or something that only reading it can tell."""
-    try:
-        return stat.S_ISREG(file.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-
-
-def _is_checkout(root: Path) -> bool:
-    """Whether `root` is hoptell's own source tree, not a project that it is installed into."""
-    try:
-        return '\nname = "hoptell"\n' in (root / "pyproject.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _home(environ: Mapping[str, str]) -> Path | None:
-    if home := environ.get("HOME", "").strip():
-        return Path(home)
-    try:
-        return Path.home()
-    except RuntimeError:  # a user id without a name, as in some containers
-        return None
-
-
-def _config_home(environ: Mapping[str, str]) -> Path | None:
-    # Relative, it would be within the current folder; the XDG specification ignores it too.
-    configured = Path(environ.get("XDG_CONFIG_HOME", "").strip())
-    if configured.is_absolute():
-        return configured
-    home = _home(environ)
-    return None if home is None else home / ".config"
-
-
 def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
     if configured is None:
         usual = usual_state_folder(environ)
         if usual is None:
-            raise ConfigurationError("there is no home folder: set HOME or HOPTELL_HOME")
+            raise ConfigurationError("there is no home folder", "set HOME or HOPTELL_HOME")
         return usual
     if not configured.is_absolute():
         # Each process would take another one, and messages would wait where nobody looks.
@@ -436,10 +238,23 @@ def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 def _local_relay(values: Values) -> str:
-    host = values.get("HOPTELL_HOST") or DEFAULT_HOST
+    host = values.parse("HOPTELL_HOST", _host) or DEFAULT_HOST
     host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
-    return relay_url(host, port)
+    tls = all(values.get(name) for name in ("HOPTELL_TLS_CERT", "HOPTELL_TLS_KEY"))
+    return relay_url(host, port, tls=tls)
+
+
+def _host(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if text != "*" and not re.fullmatch(r"[A-Za-z0-9_.-]+", text):
+            raise ValueError(
+                "it is an address such as 127.0.0.1 or ::1, or a host name, without brackets and"
+                " without a port (which is HOPTELL_PORT)"
+            ) from None
+    return text
 
 
 def _checked_url(text: str) -> str:
@@ -464,28 +279,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _expanded(text: str, environ: Mapping[str, str]) -> Path:
-    if "\0" in text:
-        raise ValueError("a path cannot contain a NUL character")
-    home = _home(environ)
-    if home is not None and (text == "~" or text.startswith("~/")):
-        return home / text[2:]
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError("there is no such home folder: write the whole path") from None
-
-
 def _rate(text: str) -> Rate:
     if text == "0":
         return Rate(sends=0)
-    sends, _, seconds = text.partition("/")
-    try:
-        rate = Rate(int(sends), float(seconds))
-    except ValueError:
-        rate = Rate(-1, -1)
-    if rate.sends < 1 or not 0 < rate.seconds <= 86_400:
-        raise ValueError("a rate is sends/seconds, for example 30/10, or 0 for no limit")
+    match = re.fullmatch(r"([0-9]{1,7})/([0-9]{1,5}(?:\.[0-9]{1,3})?)", text)
+    rate = Rate(int(match[1]), float(match[2])) if match else Rate(0)
+    if not (1 <= rate.sends <= MAX_RATE_SENDS and 0 < rate.seconds <= MAX_RATE_SECONDS):
+        raise ValueError(
+            f"a rate is sends/seconds, for example 30/10, with 1 to {MAX_RATE_SENDS} sends in up to"
+            f" {MAX_RATE_SECONDS} seconds, or 0 for no limit"
+        )
     return rate
 
 

@@ -18,12 +18,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hoptell"
 
-SHARED = ("errors", "names", "frames", "settings")
+SHARED = tuple("errors names frames folders files replacing env_file settings".split())
 """In this order: each may import those before it."""
 RELAY = tuple(
-    "model rate timeouts core credentials store journal websocket listening log metrics tls http"
-    " server"
-    " daemon".split()
+    "model rate timeouts core credentials wal database store journal websocket listening log"
+    " metrics tls http server daemon".split()
 )
 """All of the relay's modules, in this order; see hoptell/relay/__init__.py."""
 ABOVE = {
@@ -150,7 +149,9 @@ def test_every_module_of_the_relay_has_its_place_in_the_order() -> None:
     assert relay == set(RELAY)
 
 
-@pytest.mark.parametrize("package", ["", "relay", "sidecar", "tmux", "setup", "doctor"])
+@pytest.mark.parametrize(
+    "package", ["", "relay", "sidecar", "tmux", "setup", "setup/agents", "doctor"]
+)
 def test_a_package_says_what_each_of_its_modules_is_for(package: str) -> None:
     folder = PACKAGE / package
     described = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))

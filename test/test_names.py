@@ -9,7 +9,9 @@ from hoptell.names import (
     NAME_PATTERN,
     address_problem,
     is_name,
+    member_in,
     name_problem,
+    owner_problem,
     owns,
     roles_problem,
 )
@@ -106,3 +108,24 @@ def test_a_member_owns_the_own_name_and_what_starts_with_it_and_a_hyphen(member:
 def test_a_name_is_owned_exactly_as_it_is_written() -> None:
     assert not owns("alice", "Alice")
     assert not owns("alice", "ALICE-2")
+
+
+@given(NAMES, NAMES)
+def test_who_owns_a_token_is_read_from_the_sentence_that_says_so(member: str, name: str) -> None:
+    problem = owner_problem(member, name)
+    assert (problem is None) == owns(member, name)
+    assert problem is None or member_in(problem) == member
+
+
+@pytest.mark.parametrize(
+    "sentence", ["", "the relay is full", "oh: this is al's token: no", "this is a b's token: no"]
+)
+def test_no_other_sentence_names_a_member(sentence: str) -> None:
+    assert member_in(sentence) is None
+
+
+def test_the_sentence_is_part_of_the_protocol() -> None:
+    """Clients of earlier versions read it too."""
+    assert owner_problem("al", "bob") == (
+        "this is al's token: the name must be al or start with al-"
+    )

@@ -1,5 +1,6 @@
 """The Claude Code plugin: its manifests agree, and its launcher finds hoptell or says so."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -51,9 +52,10 @@ class Machine:
         self.bin = folder / "bin"
         self.log = folder / "log"
         self.data = folder / "data"
+        self.root = folder / "the plugin"
         self.bin.mkdir()
         self.log.touch()
-        for tool in ("sh", "sed", "dirname", "sleep"):
+        for tool in ("sh", "sed", "dirname", "sleep", "cat", "touch"):
             found = shutil.which(tool)
             assert found is not None
             (self.bin / tool).symlink_to(found)
@@ -68,15 +70,17 @@ class Machine:
         )
         script.chmod(0o755)
 
-    def launch(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def launch(
+        self, *arguments: str, wire: str = "", **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
         # The launcher's own interpreter and additions to PATH are those of the real machine.
         text = LAUNCHER.read_text().replace(":/opt/homebrew/bin:/usr/local/bin", "")
-        plugin = self.bin.parent / "plugin" / ".claude-plugin"
+        plugin = self.root / ".claude-plugin"
         if not plugin.exists():
             shutil.copytree(LAUNCHER.parent, plugin)
             (plugin / "launch.sh").write_text(text)
         return subprocess.run(
-            [str(plugin / "launch.sh"), *arguments], stdin=subprocess.DEVNULL,
+            [str(plugin / "launch.sh"), *arguments], input=wire,
             env={"PATH": str(self.bin), "HOME": str(self.bin.parent), **environment},
             capture_output=True, text=True, timeout=30,
         )  # fmt: skip
@@ -97,16 +101,63 @@ def test_hoptell_on_path_comes_first(machine: Machine) -> None:
     assert machine.calls() == ["hoptell mcp"]
 
 
-def test_then_uvx_and_then_pipx_run_the_plugins_own_folder(machine: Machine) -> None:
-    machine.install("pipx")
-    machine.launch("mcp")
-    machine.install("uvx")
-    machine.launch("mcp")
-    root = machine.bin.parent / "plugin"
+UVX = """\
+case "$*" in
+    *--offline*) [ -f {cache} ] || {{ echo "error: No solution found" >&2; exit 1; }};;
+    *) touch {cache};;
+esac
+case "$*" in *--version) cat; echo "hoptell 0.1.0";; *) {hoptell};; esac"""
+PIPX = """\
+[ -f {cache} ] || echo "creating virtual environment..." >&2
+touch {cache}
+case "$*" in *--version) cat; echo "hoptell 0.1.0";; *) {hoptell};; esac"""
+"""What the real programs do, uvx of uv 0.13.9 and pipx 1.1.0 to 1.18.4: with an empty cache uvx
+knows nothing while offline, and pipx tells of its work on standard error."""
+
+
+def install_tool(machine: Machine, name: str, hoptell: str = "exit 0") -> None:
+    body = {"uvx": UVX, "pipx": PIPX}[name]
+    machine.install(name, body=body.format(cache=machine.bin.parent / name, hoptell=hoptell))
+
+
+def test_then_uvx_runs_the_plugins_own_folder_and_asks_the_index_once(machine: Machine) -> None:
+    install_tool(machine, "pipx")
+    install_tool(machine, "uvx")
+    for _ in range(2):
+        assert machine.launch("mcp").returncode == 0
     assert machine.calls() == [
-        f"pipx run --spec {root} hoptell mcp",
-        f"uvx --quiet --from {root} hoptell mcp",
+        f"uvx --quiet --offline --from {machine.root} hoptell --version",
+        f"uvx --quiet --from {machine.root} hoptell --version",
+        f"uvx --quiet --from {machine.root} hoptell mcp",
+        f"uvx --quiet --offline --from {machine.root} hoptell --version",
+        f"uvx --quiet --offline --from {machine.root} hoptell mcp",
     ]
+
+
+def test_then_pipx_also_where_uvx_cannot(machine: Machine) -> None:
+    install_tool(machine, "pipx")
+    machine.install("uvx", code=2)
+    assert machine.launch("mcp").returncode == 0
+    assert machine.calls()[2:] == [
+        f"pipx run --spec {machine.root} hoptell --version",
+        f"pipx run --spec {machine.root} hoptell mcp",
+    ]
+
+
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_what_they_say_while_they_install_is_not_taken_for_the_notice(
+    tool: str, machine: Machine
+) -> None:
+    install_tool(machine, tool, hoptell="echo '[hoptell: 1 message waits]' >&2; exit 42")
+    done = machine.launch("hook")
+    assert (done.returncode, done.stderr) == (2, "[hoptell: 1 message waits]\n")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_the_wire_is_for_hoptell_alone(tool: str, machine: Machine) -> None:
+    install_tool(machine, tool, hoptell="cat")
+    assert machine.launch("mcp", wire="initialize\n").stdout == "initialize\n"
 
 
 def test_a_user_installation_is_found_without_path(machine: Machine) -> None:
@@ -116,6 +167,21 @@ def test_a_user_installation_is_found_without_path(machine: Machine) -> None:
     (machine.bin / "hoptell").rename(local / "hoptell")
     assert machine.launch("mcp").returncode == 0
     assert machine.calls() == ["hoptell mcp"]
+
+
+@pytest.mark.parametrize("path", ["{}:", ":{}", "{}::/x", ".:{}", "project:{}"])
+def test_a_program_of_the_current_folder_is_not_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    project = machine.bin.parent / "project"
+    project.mkdir()
+    machine.install("hoptell", code=7)
+    (machine.bin / "hoptell").rename(project / "hoptell")
+    machine.install("uvx")
+    for folder in (project, project.parent):
+        monkeypatch.chdir(folder)
+        assert machine.launch("mcp", PATH=path.format(machine.bin)).returncode == 0
+    assert all(call.startswith("uvx ") for call in machine.calls())
 
 
 def test_the_environment_comes_before_what_is_configured_in_the_plugin(machine: Machine) -> None:
@@ -135,16 +201,17 @@ def test_the_environment_comes_before_what_is_configured_in_the_plugin(machine: 
 
 @pytest.mark.parametrize(("code", "woken"), [(0, 0), (1, 1), (2, 1), (42, 2)])
 def test_what_uvx_itself_fails_with_wakes_nobody(machine: Machine, code: int, woken: int) -> None:
-    machine.install("uvx", code=code)
+    install_tool(machine, "uvx", hoptell=f"exit {code}")
     assert machine.launch("hook").returncode == woken
-    assert machine.calls()[0].endswith("hoptell hook --exit-code 42")
+    assert machine.calls()[-1].endswith("hoptell hook --exit-code 42")
 
 
 def test_with_nothing_there_one_sentence_says_what_to_install(machine: Machine) -> None:
     done = machine.launch("mcp", CLAUDE_PLUGIN_DATA=str(machine.data))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("hoptell: found neither hoptell, uv, pipx nor Python 3.11")
+    assert done.stderr.startswith("hoptell: it is not installed, and there is neither uv, pipx")
+    assert f'uv tool install "{machine.root}"' in done.stderr
 
 
 PYTHON = f"""\
@@ -159,13 +226,13 @@ esac
 """
 
 
-def own_environment(machine: Machine, code: int = 0) -> None:
+def own_environment(machine: Machine, code: int = 0, python: str = VENV) -> None:
     """A python3 whose `-m venv` makes an environment that only logs."""
     machine.install("python3", body=PYTHON)
     # make_venv.py runs `sys.executable -m venv`: let a module of that name come first.
     fake = machine.bin.parent / "fake" / "venv.py"
     fake.parent.mkdir()
-    inner = VENV.format(log=machine.log, code=code)
+    inner = python.format(log=machine.log, code=code)
     fake.write_text(
         "import sys, pathlib\n"
         "bin = pathlib.Path(sys.argv[1]) / 'bin'; bin.mkdir(parents=True)\n"
@@ -194,7 +261,7 @@ def test_else_an_environment_of_its_own_is_made_once_even_when_two_start_togethe
     assert [one.returncode for one in done] == [0, 0], done
     calls = [call for call in machine.calls() if not call.startswith("python3 ")]
     assert calls[0] == "made"
-    assert calls[1] == f"pip -m pip install --quiet {machine.bin.parent / 'plugin'}"
+    assert calls[1] == f"pip -m pip install --quiet {machine.root}"
     assert sorted(calls[2:]) == ["venv -P -m hoptell hook", "venv -P -m hoptell mcp"]
 
 
@@ -210,3 +277,25 @@ def test_an_environment_that_cannot_be_made_is_one_sentence_and_not_tried_at_eve
     assert again.returncode == 1
     assert again.stderr.startswith("hoptell: not installed; what went wrong is in ")
     assert [call for call in machine.calls() if call == "made"] == ["made"]
+
+
+def test_while_an_abandoned_installation_goes_on_nobody_else_begins_one(machine: Machine) -> None:
+    """Claude Code ends a server that takes too long to start, not what that has started."""
+    started, finish = machine.bin.parent / "started", machine.bin.parent / "finish"
+    os.mkfifo(started)
+    os.mkfifo(finish)
+    own_environment(machine, python=f"#!/bin/sh\necho > '{started}'; cat '{finish}'\n")
+    venv = machine.data / "venv"
+    making = subprocess.Popen(
+        [sys.executable, str(LAUNCHER.parent / "make_venv.py"), str(venv), str(machine.root)],
+        env={"PYTHONPATH": str(machine.bin.parent / "fake"), "PATH": os.defpath},
+    )
+    started.read_text()
+    making.kill()
+    making.wait()
+    with (machine.data / "venv.lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finish.write_text("")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    assert not (venv / "complete").exists()

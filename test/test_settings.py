@@ -2,19 +2,20 @@
 
 import os
 import re
-import stat
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hoptell import settings
+from hoptell import env_file, settings
+from hoptell.env_file import (
+    create_token,
+    find_settings_file,
+    read_settings_file,
+    settings_file_candidates,
+)
 from hoptell.errors import ConfigurationError
 from hoptell.names import is_name
 from hoptell.settings import (
@@ -22,14 +23,10 @@ from hoptell.settings import (
     Rate,
     RelaySettings,
     Values,
-    create_token,
     default_name,
-    find_settings_file,
     load_peer_settings,
     load_relay_settings,
     machine_name,
-    read_settings_file,
-    settings_file_candidates,
     state_folder,
     usual_state_folder,
 )
@@ -43,7 +40,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment with an empty home, away from the source checkout."""
     installed = tmp_path / "site-packages" / "hoptell"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(settings, "__file__", str(installed / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(installed / "env_file.py"))
     home = tmp_path / "home"
     home.mkdir()
     return {"HOME": str(home)}
@@ -53,10 +50,6 @@ def write(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def read(tmp_path: Path, text: str) -> dict[str, str]:
-    return read_settings_file(write(tmp_path / "settings.env", text))
 
 
 def token_from(environ: Mapping[str, str]) -> str | None:
@@ -123,7 +116,7 @@ def test_a_source_checkouts_own_file_comes_last(
     checkout = tmp_path / "checkout"
     write(checkout / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     write(checkout / ".env", "HOPTELL_TOKEN=of-the-checkout")
-    monkeypatch.setattr(settings, "__file__", str(checkout / "hoptell" / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(checkout / "hoptell" / "env_file.py"))
     assert token_from(environ) == "of-the-checkout"
     write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=of-the-home")
     assert token_from(environ) == "of-the-home"
@@ -135,7 +128,7 @@ def test_a_project_that_hoptell_is_installed_into_is_no_checkout(
     project = tmp_path / "project"
     write(project / "pyproject.toml", '[project]\nname = "other"\n')
     write(project / ".env", "HOPTELL_TOKEN=of-the-project")
-    monkeypatch.setattr(settings, "__file__", str(project / "hoptell" / "settings.py"))
+    monkeypatch.setattr(env_file, "__file__", str(project / "hoptell" / "env_file.py"))
     assert token_from(environ) is None
 
 
@@ -233,124 +226,6 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_not_taken_for_missing(
         load_peer_settings(environ)
 
 
-def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "settings.env"
-    file.touch()
-    os.truncate(file, 1 << 36)
-    with pytest.raises(ConfigurationError, match="too large"):
-        read_settings_file(file)
-
-
-def test_a_file_that_is_not_text_is_an_error_that_does_not_quote_it(tmp_path: Path) -> None:
-    file = tmp_path / "settings.env"
-    file.write_bytes(f"HOPTELL_TOKEN={SECRET}\n".encode() + b"\xff\xfe")
-    with pytest.raises(ConfigurationError) as caught:
-        read_settings_file(file)
-    assert str(caught.value) == f"{file} is not UTF-8 text: save it as UTF-8"
-    assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (f'A=1\nHOPTELL_TOKEN="{SECRET}', 2),
-        (f"\n\n  \nHOPTELL_TOKEN='{SECRET}\nB=2", 4),
-        (f"# comment\n{SECRET}", 2),
-        (f"A=1\r\n\r\nHOPTELL_TOKEN: {SECRET}\r\n", 3),
-        (f"HOPTELL_TOKEN {SECRET}", 1),
-        (f"={SECRET}", 1),
-        (f'A="x"{SECRET}', 1),
-        (f"A='{SECRET}\\'", 1),
-    ],
-)
-def test_a_line_that_is_no_setting_is_named_but_not_quoted(
-    tmp_path: Path, text: str, line: int
-) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        read(tmp_path, text)
-    file = tmp_path / "settings.env"
-    assert str(caught.value) == f"{file}, line {line}, is not NAME=value: fix it"
-
-
-# What a line means ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ("A=plain", "plain"),
-        ("A = spaces around ", "spaces around"),
-        ("export A=shell", "shell"),
-        ("A=", ""),
-        ("A=x # comment", "x"),
-        ("A=x#no-comment", "x#no-comment"),
-        ("A='x' # comment", "x"),
-        ('A="a # b"', "a # b"),
-        (r'A="say \"hi\""', 'say "hi"'),
-        (r'A="back\\slash"', "back\\slash"),
-        (r'A="two\nlines"', "two\nlines"),
-        (r'A="C:\temp\new\x"', "C:\\temp\new\\x"),
-        (r'A="\\n"', r"\n"),
-        (r'A="\t\r\a\'"', r"\t\r\a\'"),
-        ('A="two\nlines"', "two\nlines"),
-        (r"A='C:\temp\new'", r"C:\temp\new"),
-        (r"A='a\\b'", r"a\\b"),
-        (r"A='\n\"'", r"\n\""),
-        ("A='say \"hi\"'", 'say "hi"'),
-        (r"A=C:\temp", r"C:\temp"),
-        ("A=$HOME", "$HOME"),
-        ('A="${HOME}/x"', "${HOME}/x"),
-        ("A=`id`", "`id`"),
-        ("A=a=b==", "a=b=="),
-        ("A=ünïcode", "ünïcode"),
-        ("A=1\nA=2", "2"),
-        ("\ufeffA=byte order mark", "byte order mark"),
-        ("# A=0\n\nA=1\r\n# A=2", "1"),
-        ("  A=indented", "indented"),
-        ("A='export B=2'", "export B=2"),
-    ],
-)
-def test_a_line_means_what_the_readme_says(tmp_path: Path, line: str, value: str) -> None:
-    assert read(tmp_path, line) == {"A": value}
-
-
-def test_export_without_a_value_sets_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path, "A=1\nexport A\nB=2") == {"A": "1", "B": "2"}
-
-
-ALPHABET = st.characters(exclude_categories=["Cs"], exclude_characters="\r\0")
-
-
-@given(st.text(ALPHABET))
-def test_any_value_can_be_written_in_double_quotes(
-    tmp_path_factory: pytest.TempPathFactory, value: str
-) -> None:
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    file = tmp_path_factory.mktemp("settings") / "env"
-    assert read_settings_file(write(file, f'A="{quoted}"\nB=2\n')) == {"A": value, "B": "2"}
-
-
-@given(st.text(ALPHABET.filter(lambda letter: letter not in "'\\")))
-def test_what_is_in_single_quotes_is_taken_literally(
-    tmp_path_factory: pytest.TempPathFactory, value: str
-) -> None:
-    file = tmp_path_factory.mktemp("settings") / "env"
-    assert read_settings_file(write(file, f"A='{value}'\nB=2\n")) == {"A": value, "B": "2"}
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_is_settings_or_an_error_that_does_not_quote_it(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
-    file = tmp_path_factory.mktemp("settings") / "env"
-    try:
-        read_settings_file(write(file, text))
-    except ConfigurationError as error:
-        assert re.fullmatch(
-            rf"{re.escape(str(file))}, line \d+, is not NAME=value: fix it", str(error)
-        )
-
-
 # What a variable may be -------------------------------------------------------------------
 
 
@@ -429,6 +304,36 @@ def test_without_a_url_the_relay_is_the_one_that_this_machine_would_run(
     assert found.relay == relay
 
 
+def test_the_relay_that_this_machine_would_run_with_a_certificate_is_reached_by_tls(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "file", "HOPTELL_TLS_CERT=/c.pem\nHOPTELL_TLS_KEY=/k.pem\n")
+    environ |= {"HOPTELL_ENV": str(file)}
+    assert load_peer_settings(environ).relay == "wss://127.0.0.1:7777"
+    assert load_peer_settings(environ | {"HOPTELL_RELAY": "ws://h"}).relay == "ws://h"
+
+
+@pytest.mark.parametrize("load", [load_peer_settings, load_relay_settings])
+@pytest.mark.parametrize(
+    "host", ["[::1]", "127.0.0.1:80", "user@h", "ws://h", "a b", "h/x", "::1:x", "h#", "h℀"]
+)
+def test_a_host_is_an_address_or_a_name_alone(
+    environ: dict[str, str], load: Callable[..., object], host: str
+) -> None:
+    assert refused(load, environ | {"HOPTELL_HOST": host}) == (
+        "HOPTELL_HOST: it is an address such as 127.0.0.1 or ::1, or a host name, without brackets"
+        " and without a port (which is HOPTELL_PORT)"
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["*", "0.0.0.0", "::", "fe80::1%eth0", "my-host_1.example", "localhost"]
+)
+def test_what_a_relay_can_listen_on_is_taken(environ: dict[str, str], host: str) -> None:
+    assert load_relay_settings(environ | {"HOPTELL_HOST": host}).host == host
+    assert load_peer_settings(environ | {"HOPTELL_HOST": host}).relay.startswith("ws://")
+
+
 @pytest.mark.parametrize(
     "url",
     ["ws://h:7777", "wss://h", "ws://[::1]:7777", "wss://h/some/path", "ws://h:7777/?a=b"],
@@ -476,7 +381,13 @@ def test_a_port_is_a_number_up_to_65535(environ: dict[str, str], port: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("0", Rate(0)), ("30/10", Rate(30, 10)), ("1/0.1", Rate(1, 0.1))]
+    ("text", "rate"),
+    [
+        ("0", Rate(0)),
+        ("30/10", Rate(30, 10)),
+        ("1/0.1", Rate(1, 0.1)),
+        ("1000000/86400", Rate(1_000_000, 86_400)),
+    ],
 )
 def test_a_rate_is_sends_per_seconds_or_0_for_none(
     environ: dict[str, str], text: str, rate: Rate
@@ -487,12 +398,14 @@ def test_a_rate_is_sends_per_seconds_or_0_for_none(
 @pytest.mark.parametrize(
     "text",
     ["30", "30/", "/10", "30/0", "0/10", "-1/10", "30/-1", "1.5/10", "a/b", "30/10/5", "30/nan"]
-    + ["30/inf", "30/99999"],
+    + ["30/inf", "30/99999", "30/86401", "1000001/10", "99999999999999999999/10"]
+    + ["٣٠/10", "1_000/10", "30/1e3", "30/1_0", "+30/10", "30 /10", "00", "30/.5"],
 )
 def test_any_other_rate_is_refused(environ: dict[str, str], text: str) -> None:
     sentence = refused(load_relay_settings, environ | {"HOPTELL_RATE": text})
     assert sentence == (
-        "HOPTELL_RATE: a rate is sends/seconds, for example 30/10, or 0 for no limit"
+        "HOPTELL_RATE: a rate is sends/seconds, for example 30/10, with 1 to 1000000 sends in up to"
+        " 86400 seconds, or 0 for no limit"
     )
 
 
@@ -587,84 +500,6 @@ def test_the_state_folder_is_known_while_other_settings_are_broken(
 
 def test_without_a_home_folder_no_token_is_made(homeless: dict[str, str]) -> None:
     assert refused(create_token, homeless).startswith("there is no home folder to keep a token in")
-
-
-# Making a token ---------------------------------------------------------------------------
-
-
-def mode_of(file: Path) -> int:
-    return stat.S_IMODE(file.stat().st_mode)
-
-
-def test_a_new_token_is_kept_in_a_private_file_of_the_home_folder(environ: dict[str, str]) -> None:
-    token, file = create_token(environ)
-    assert file == Path(environ["HOME"]) / ".config/hoptell/.env"
-    assert len(token) >= 32
-    assert (mode_of(file), mode_of(file.parent)) == (0o600, 0o700)
-    assert load_relay_settings(environ).token == token == load_peer_settings(environ).token
-
-
-def test_two_new_tokens_differ(environ: dict[str, str], tmp_path: Path) -> None:
-    first, _ = create_token(environ)
-    second, _ = create_token({"HOME": str(tmp_path / "other")})
-    assert first != second
-
-
-@pytest.mark.parametrize("before", ["# mine\nHOPTELL_NAME=bob\n", "HOPTELL_NAME=bob", "\ufeff"])
-def test_an_existing_file_keeps_its_lines_and_becomes_private(
-    environ: dict[str, str], before: str
-) -> None:
-    file = write(Path(environ["HOME"]) / ".config/hoptell/.env", before)
-    file.chmod(0o644)
-    token, where = create_token(environ, HOPTELL_RELAY="ws://h:1")
-    assert where == file and mode_of(file) == 0o600
-    assert file.read_text(encoding="utf-8").startswith(before)
-    found = load_peer_settings(environ)
-    assert (found.token, found.relay) == (token, "ws://h:1")
-    assert found.name == ("bob" if "bob" in before else None)
-
-
-def test_an_empty_token_in_the_file_is_replaced(environ: dict[str, str]) -> None:
-    write(Path(environ["HOME"]) / ".config/hoptell/.env", "HOPTELL_TOKEN=\n")
-    token, _ = create_token(environ)
-    assert load_relay_settings(environ).token == token
-
-
-def test_a_token_goes_to_the_explicit_file(environ: dict[str, str], tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.env", "")
-    _, where = create_token(environ | {"HOPTELL_ENV": str(file)})
-    assert where == file
-
-
-def test_a_token_that_another_process_made_meanwhile_is_taken(environ: dict[str, str]) -> None:
-    token, file = create_token(environ)
-    text = file.read_text(encoding="utf-8")
-    assert create_token(environ) == (token, file)
-    assert file.read_text(encoding="utf-8") == text
-
-
-def test_processes_that_start_together_agree_on_one_token(environ: dict[str, str]) -> None:
-    program = "import hoptell.settings; print(hoptell.settings.create_token()[0])"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    tokens = {process.communicate(timeout=30)[0] for process in processes}
-    assert len(tokens) == 1 and tokens != {b""}
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(environ: dict[str, str]) -> None:
-    write(Path(environ["HOME"]) / ".config", "a file where a folder should be")
-    assert re.match(r"cannot write .*\.env: ", refused(create_token, environ))
-
-
-def test_what_is_no_file_keeps_its_mode(environ: dict[str, str]) -> None:
-    file = Path(environ["HOME"]) / ".config/hoptell/.env"
-    file.parent.mkdir(parents=True)
-    file.symlink_to(os.devnull)
-    before = os.stat(os.devnull).st_mode
-    assert "is not a regular file" in refused(create_token, environ)
-    assert os.stat(os.devnull).st_mode == before
 
 
 # Secrets, names, and what is written about them -------------------------------------------

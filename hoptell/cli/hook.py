@@ -12,7 +12,7 @@ import click
 
 from hoptell.errors import HoptellError
 from hoptell.settings import state_folder
-from hoptell.setup.hooks import settings
+from hoptell.setup import hooks
 
 WAKE = 2
 
@@ -31,7 +31,7 @@ def hooks_command() -> None:
       hoptell hooks > hooks.json; claude --settings hooks.json
     """
     python = os.path.abspath(sys.executable)
-    click.echo(json.dumps(settings(python, ["-P", "-m", "hoptell", "hook"]), indent=2))
+    click.echo(json.dumps(hooks.wanted(python, ["-P", "-m", "hoptell", "hook"]), indent=2))
 
 
 @click.command("hook", hidden=True)

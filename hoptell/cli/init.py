@@ -1,34 +1,30 @@
 """`hoptell init`: the settings file, and hoptell in the agents' configurations.
 
 The token comes from standard input (or is made here), goes into the settings file, and is
-never shown, put on a command line or written into another program's file.
+never put on a command line or written into another program's file. Only `--show-token` shows it.
 """
 
 import asyncio
 import dataclasses
 import os
-import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
+from hoptell import frames
 from hoptell.errors import HoptellError, LoginRefused
-from hoptell.names import name_problem
-from hoptell.settings import PeerSettings, load_peer_settings
+from hoptell.names import member_in, name_problem
+from hoptell.settings import PeerSettings, Values, is_loopback, load_peer_settings
+from hoptell.setup import settings_file
+from hoptell.setup.agents.agent import Agent
+from hoptell.setup.agents.table import AGENTS
+from hoptell.setup.machine import Machine, is_passing
 
-if TYPE_CHECKING:  # imported where it is used
-    from hoptell.setup.agents import Agent
-    from hoptell.setup.machine import Machine
-
-AGENTS = ("claude", "codex", "opencode", "gemini", "antigravity", "cursor")
 LOGIN_TIMEOUT = 10.0
 ANSWER_TIMEOUT = 2.0
 MAX_TOKEN_BYTES = 4096
-_HERE = ("127.0.0.1", "localhost", "::1")
-_MEMBER = re.compile(r"this is ([A-Za-z0-9][A-Za-z0-9_-]*)'s token")
 
 EPILOG = """\b
 Examples:
@@ -38,6 +34,8 @@ Examples:
       join a relay elsewhere
   hoptell init --apply claude
       register hoptell with Claude Code, after showing how
+  hoptell init --show-token | ssh HOST hoptell init --relay URL --token-stdin
+      give another machine this one's token
 
 It may be run again at any time: what is done already stays as it is."""
 
@@ -48,13 +46,25 @@ def _name(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     return value
 
 
+def _relay(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    # As from an unset variable of a script; without it, init would make a relay's token here.
+    if value is not None and not value.strip():
+        raise click.BadParameter("this is empty: give the relay's address")
+    return value
+
+
 @click.command("init", epilog=EPILOG)
-@click.option("--relay", metavar="URL", help="Join the relay at ws://host:7777 or wss://host.")
+@click.option(
+    "--relay",
+    metavar="URL",
+    callback=_relay,
+    help="Join the relay at ws://host:7777 or wss://host.",
+)
 @click.option("--token-stdin", is_flag=True, help="Read its token, or yours, from standard input.")
 @click.option(
     "--apply",
     "agent",
-    type=click.Choice(AGENTS),
+    type=click.Choice(list(AGENTS)),
     help="Register hoptell with this agent.",
 )
 @click.option(
@@ -64,8 +74,16 @@ def _name(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     help="With --apply, the agent's peer name; with --relay, this machine's.",
 )
 @click.option("--force", is_flag=True, help="Replace another relay or token in the settings.")
+@click.option(
+    "--show-token", is_flag=True, help="Only print this machine's token, to give it to another."
+)
 def init_command(
-    relay: str | None, token_stdin: bool, agent: str | None, name: str | None, force: bool
+    relay: str | None,
+    token_stdin: bool,
+    agent: str | None,
+    name: str | None,
+    force: bool,
+    show_token: bool,
 ) -> None:
     """Make the settings file, and say what to run next.
 
@@ -73,6 +91,11 @@ def init_command(
     one that exists: it logs in before it writes anything. Either way the file is
     ~/.config/hoptell/.env (or $HOPTELL_ENV), for you alone to read, and its other lines stay.
     """
+    if show_token:
+        if relay or token_stdin or agent or name or force:
+            raise click.UsageError("--show-token goes alone")
+        _show_token()
+        return
     if token_stdin and relay is None:
         raise click.UsageError("--token-stdin goes with --relay URL")
     if name is not None and relay is None and agent is None:
@@ -92,8 +115,6 @@ def init_command(
 
 
 def _make() -> None:
-    from hoptell.setup import settings_file
-
     outcome = settings_file.make(os.environ)
     _say_outcome(outcome)
     if os.environ.get("HOPTELL_TOKEN", "").strip() and outcome.done == "kept":
@@ -101,8 +122,6 @@ def _make() -> None:
 
 
 def _join(relay: str, token: str | None, name: str | None, force: bool) -> None:
-    from hoptell.setup import settings_file
-
     environ = {**os.environ, "HOPTELL_RELAY": relay}
     if token is not None:
         environ["HOPTELL_TOKEN"] = token
@@ -112,7 +131,7 @@ def _join(relay: str, token: str | None, name: str | None, force: bool) -> None:
     settings = load_peer_settings(environ)
     if settings.token is None:
         raise HoptellError(
-            "joining a relay takes its token: add --token-stdin, and give it on standard input"
+            "joining a relay takes its token", "add --token-stdin, and give it on standard input"
         )
     settings_file.check(os.environ, settings.relay, settings.token, force=force)
     name = _checked(settings, name)
@@ -130,10 +149,10 @@ def _checked(settings: PeerSettings, name: str | None) -> str | None:
         HoptellError: the relay cannot be reached, or does not let us in.
     """
     problem = _login_problem(settings)
-    member = _MEMBER.search(str(problem))
-    if isinstance(problem, LoginRefused) and member is not None and settings.name is None:
-        name = member[1]
-        problem = _login_problem(dataclasses.replace(settings, name=name))
+    if isinstance(problem, LoginRefused) and settings.name is None:
+        if (member := member_in(problem.said)) is not None:
+            name = member
+            problem = _login_problem(dataclasses.replace(settings, name=name))
     if problem is not None:
         raise HoptellError(f"not joined, and nothing was changed: {problem}")
     return name
@@ -157,32 +176,39 @@ async def _log_in(settings: PeerSettings) -> None:
 
 
 def _token() -> str:
-    from hoptell.setup.settings_file import token_problem
-
     if sys.stdin is None:
-        raise HoptellError("standard input is closed: give the token there")
+        raise HoptellError("standard input is closed", "give the token there")
     if sys.stdin.isatty():
         token = click.prompt("Token", hide_input=True, err=True, default="", show_default=False)
     else:
         token = sys.stdin.buffer.read(MAX_TOKEN_BYTES).decode(errors="replace")
     token = str(token).strip()
-    if problem := token_problem(token):
+    if problem := settings_file.token_problem(token):
         raise HoptellError(problem)
     return token
+
+
+def _show_token() -> None:
+    token = load_peer_settings().token
+    if token is None:
+        raise HoptellError("there is no token", "`hoptell init` makes one")
+    if token.startswith("sha256:"):
+        raise HoptellError(
+            "HOPTELL_TOKEN is a token's hash, which only the relay can use",
+            "take the token from where it was made",
+        )
+    _say(token)
 
 
 # Agents ---------------------------------------------------------------------------------------
 
 
 def _apply(key: str, name: str | None) -> None:
-    from hoptell.setup.agents import AGENTS as agents
-    from hoptell.setup.machine import Machine, is_passing
-
-    machine, agent = Machine.here(), agents[key]
+    machine, agent = Machine.here(), AGENTS[key]
     if is_passing(machine.command):
         raise HoptellError(
-            "this hoptell runs from a cache, which the agent could not rely on: install it first,"
-            " for example with `uv tool install .` in its source tree"
+            "this hoptell runs from a cache, which the agent could not rely on",
+            "install it first, for example with `uv tool install .` in its source tree",
         )
     steps = agent.steps(machine, name)
     if not steps:
@@ -196,14 +222,14 @@ def _apply(key: str, name: str | None) -> None:
         if note := step.run():
             _say(note)
     if not agent.registrations(machine):
-        raise HoptellError(f"{agent.title} does not show hoptell: see `hoptell doctor`")
+        raise HoptellError(f"{agent.title} does not show hoptell", "see `hoptell doctor`")
     _say(f"Done: {agent.title} has hoptell.")
     if (problem := agent.problem(machine)) is not None:
         _say(f"But {problem}.")
     _say_start(agent, machine)
 
 
-def _say_start(agent: "Agent", machine: "Machine") -> None:
+def _say_start(agent: Agent, machine: Machine) -> None:
     _say(f"Start it anew, in a project: {agent.start(machine)}")
 
 
@@ -211,18 +237,12 @@ def _say_start(agent: "Agent", machine: "Machine") -> None:
 
 
 def _say_what_next(joined: bool) -> None:
-    from hoptell.setup.agents import AGENTS as agents
-    from hoptell.setup.machine import Machine
-
     machine = Machine.here()
     settings = load_peer_settings()
     hoptell = shlex.join(machine.command)
     if not joined and _is_ours(settings):
-        if _answers(settings.relay):
-            _say(f"\nThe relay at {_shown(settings.relay)} is running.")
-        else:
-            _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
-    here = [agent for agent in agents.values() if agent.is_here(machine)]
+        _say_whether_it_runs(settings, hoptell)
+    here = [agent for agent in AGENTS.values() if agent.is_here(machine)]
     for agent in here:
         _say_agent(agent, machine, hoptell)
     if not here:
@@ -232,11 +252,34 @@ def _say_what_next(joined: bool) -> None:
         _say("\nAn agent in a terminal, so that messages are typed into its prompt:")
         _say(f"  {hoptell} tmux NAME -- COMMAND")
     if not (joined and _is_here(settings)):  # then it may be a tunnel's end, of use only here
-        _say_how_to_join(settings)
+        _say_how_to_join(settings, hoptell)
     _say(f"\nIf something does not work:\n  {hoptell} doctor")
 
 
-def _say_agent(agent: "Agent", machine: "Machine", hoptell: str) -> None:
+def _say_whether_it_runs(settings: PeerSettings, hoptell: str) -> None:
+    if not _answers(settings.relay):
+        _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
+        return
+    address = _shown(settings.relay)
+    problem = _login_problem(settings)
+    if problem is None:
+        _say(f"\nThe relay at {address} is running.")
+    elif _is_stranger(problem) and Values.load().get("HOPTELL_RELAY") is None:
+        port = (urlsplit(settings.relay).port or 0) % 65535 + 1
+        _say(f"\nThe relay at {address} does not know this token: it is another user's, or runs")
+        _say("with other settings. Stop it; or, to have one of your own beside it, add")
+        _say(f"  HOPTELL_PORT={port}")
+        _say(f"to {settings_file.place(os.environ)}. Then start yours, and leave it running:")
+        _say(f"  {hoptell} relay")
+    else:
+        _say(f"\nSomething answers at {address}, but it is of no use here: {problem}")
+
+
+def _is_stranger(problem: HoptellError) -> bool:
+    return isinstance(problem, LoginRefused) and problem.code == frames.CLOSE_BAD_TOKEN
+
+
+def _say_agent(agent: Agent, machine: Machine, hoptell: str) -> None:
     try:
         steps = agent.steps(machine, None)
     except HoptellError as error:
@@ -252,50 +295,52 @@ def _say_agent(agent: "Agent", machine: "Machine", hoptell: str) -> None:
     _say(f"then a session:\n  {agent.start(machine)}")
 
 
-def _say_how_to_join(settings: PeerSettings) -> None:
+def _say_how_to_join(settings: PeerSettings, hoptell: str) -> None:
     from hoptell.settings import load_relay_settings
-    from hoptell.setup.settings_file import place
 
-    url, file = settings.relay, place(os.environ)
+    url, file = settings.relay, settings_file.place(os.environ)
     _say("\nAnother machine, with hoptell installed there, joins with this command on it:")
     if _is_here(settings):
-        url = f"ws://{_address()}:{urlsplit(url).port}"
-    _say(f"  hoptell init --relay {url} --token-stdin")
+        url = _with_host(url, _address())
+    join = f"hoptell init --relay {shlex.quote(url)} --token-stdin"
+    _say(f"  {join}")
+    if _is_here(settings) and url.startswith("wss:"):
+        _say("(with the name that the relay's certificate is for, if it is not for this address)")
     _say("and this from here gives it the token without showing it:")
-    pick = f"sed -n 's/^HOPTELL_TOKEN=//p' {shlex.quote(str(file))}"
-    _say(f"  {pick} | ssh MACHINE hoptell init --relay {url} --token-stdin")
-    if load_relay_settings().host in _HERE and _is_here(settings):
+    _say(f"  {hoptell} init --show-token | ssh MACHINE {shlex.quote(join)}")
+    if is_loopback(load_relay_settings().host) and _is_here(settings):
         _say("for which the relay has to listen where the machine can reach it: stop it, add")
         _say(f"  HOPTELL_HOST={_address()}")
         _say(f"to {file}, where the commands on this machine find it too, and start it again.")
 
 
+def _with_host(url: str, host: str) -> str:
+    """The relay's URL as other machines have to write it; its scheme, port and path stay."""
+    parts = urlsplit(url)
+    port = "" if parts.port is None else f":{parts.port}"
+    return parts._replace(netloc=f"{host}{port}").geturl()
+
+
 def _is_ours(settings: PeerSettings) -> bool:
     """Whether the relay is on this machine, as far as the settings tell."""
-    from hoptell.settings import Values
-
     return _is_here(settings) or Values.load().get("HOPTELL_RELAY") is None
 
 
 def _answers(url: str) -> bool:
-    """Whether a relay runs at a `ws://` address of this machine."""
-    from http.client import HTTPConnection, HTTPException
+    """Whether anything accepts connections at an address of this machine."""
+    import socket
 
     parts = urlsplit(url)
-    if parts.scheme != "ws":
-        return False
-    connection = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
     try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().read(16).strip() == b"ok"
-    except (OSError, HTTPException):
+        socket.create_connection((parts.hostname or "", port), ANSWER_TIMEOUT).close()
+    except (OSError, UnicodeError):
         return False
-    finally:
-        connection.close()
+    return True
 
 
 def _is_here(settings: PeerSettings) -> bool:
-    return urlsplit(settings.relay).hostname in _HERE
+    return is_loopback(urlsplit(settings.relay).hostname or "")
 
 
 def _address() -> str:
@@ -310,10 +355,7 @@ def _address() -> str:
             return "ADDRESS"
 
 
-def _say_outcome(outcome: object) -> None:
-    from hoptell.setup.settings_file import Outcome
-
-    assert isinstance(outcome, Outcome)
+def _say_outcome(outcome: settings_file.Outcome) -> None:
     how = {"made": "Made", "changed": "Changed", "kept": "Kept"}[outcome.done]
     _say(f"{how} {outcome.file} (for you alone to read): {outcome.what}.")
 

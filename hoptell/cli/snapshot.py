@@ -61,7 +61,9 @@ def _print_snapshot(file: Path) -> None:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise HoptellError(f"{file} is not UTF-8 text: a snapshot shows text files only") from None
+        raise HoptellError(
+            f"{file} is not UTF-8 text", "a snapshot shows text files only"
+        ) from None
     shown = render_file(file.name, text, digest=hashlib.sha256(data).hexdigest(), size=len(data))
     if len(shown) > MAX_TEXT_LENGTH:
         raise _too_large(file)
@@ -81,7 +83,7 @@ def _hash(file: Path) -> str:
 def _open(file: Path) -> BufferedReader:
     try:
         # Without waiting for somebody to write into a pipe.
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         if stat.S_ISREG(os.fstat(handle).st_mode):
             return open(handle, "rb")
         os.close(handle)
@@ -89,7 +91,7 @@ def _open(file: Path) -> BufferedReader:
         raise _unreadable(file, error) from None
     except ValueError:
         raise HoptellError(f"{file} is not a file name") from None
-    raise HoptellError(f"{file} is not a file: name a text file")
+    raise HoptellError(f"{file} is not a file", "name a text file")
 
 
 def _read(file: Path, stream: BufferedReader) -> bytes:

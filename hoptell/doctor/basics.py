@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hoptell import __version__
-from hoptell.doctor.report import Line
+from hoptell.doctor.report import Line, failed
+from hoptell.env_file import find_settings_file, is_open_to_others
 from hoptell.errors import HoptellError
-from hoptell.settings import PeerSettings, Values, find_settings_file, load_peer_settings
+from hoptell.settings import PeerSettings, Values, load_peer_settings
 
 OLDEST_PYTHON = (3, 11)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;(.*))?")
@@ -92,10 +93,7 @@ def settings(environ: Mapping[str, str]) -> tuple[PeerSettings | None, list[Line
         file = find_settings_file(environ)
         found = load_peer_settings(environ)
     except HoptellError as error:
-        what, fix = str(error), None
-        if "cannot read" not in what:
-            what, _, fix = what.rpartition(": ")
-        return None, [Line("settings", "fail", what or str(error), fix if what else None)]
+        return None, [failed("settings", error)]
     if file is None:
         there = any(environ.get(f"HOPTELL_{name}", "").strip() for name in ("TOKEN", "RELAY"))
         said = "there is no settings file" + ("; the environment has settings" if there else "")
@@ -113,7 +111,7 @@ def _settings_file(file: Path) -> Line:
     mode = stat.S_IMODE(status.st_mode)
     if os.name == "posix" and status.st_uid not in (os.geteuid(), 0):
         return Line("settings", "warn", f"{file} belongs to another user", "make it yours")
-    if os.name == "posix" and mode & 0o077:
+    if is_open_to_others(file):
         return Line(
             "settings",
             "warn",

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hoptell.doctor import basics, network, sessions, terminal
-from hoptell.doctor.report import CHECKS, Line
+from hoptell.doctor.report import CHECKS, Line, failed
 from hoptell.errors import HoptellError
 from hoptell.settings import PeerSettings, Values
 from hoptell.setup.machine import Machine
@@ -70,7 +70,7 @@ async def _with_settings(settings: PeerSettings, environ: Mapping[str, str]) -> 
     try:
         machine = Machine.here(environ)
     except HoptellError as error:
-        yield Line("agents", "fail", str(error))
+        yield failed("agents", error)
         return
     for check, look in _looks(settings, machine, found).items():
         for line in await _local(check, look):
@@ -117,7 +117,7 @@ async def _safe(check: str, lines: AsyncIterator[Line]) -> AsyncIterator[Line]:
 
 def _broken(check: str, error: Exception) -> Line:
     if isinstance(error, HoptellError):
-        return Line(check, "fail", str(error))
+        return failed(check, error)
     if isinstance(error, OSError) and error.strerror:
         return Line(check, "fail", f"{error.filename or 'the system'}: {error.strerror}")
     return Line(check, "fail", f"this check itself failed ({type(error).__name__}): report it")

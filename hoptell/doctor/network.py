@@ -17,11 +17,11 @@ from io import BytesIO
 from urllib.parse import urlsplit
 
 from hoptell import explain, frames
-from hoptell.client import RelayClient, check_name, is_loopback
+from hoptell.client import RelayClient, check_name
 from hoptell.doctor.basics import source_of
-from hoptell.doctor.report import Line, sentence_and_fix, span
+from hoptell.doctor.report import Line, failed, span
 from hoptell.errors import HoptellError, LoginRefused
-from hoptell.settings import DEFAULT_PORT, PeerSettings, default_name
+from hoptell.settings import DEFAULT_PORT, PeerSettings, default_name, is_loopback
 
 LINK_TIMEOUT = 5.0
 EXPIRY_WARNING = 14 * 86_400
@@ -99,12 +99,15 @@ class Way:
             return self._failed(check, error)
 
     def _failed(self, check: str, error: Exception) -> Line:
-        sentence = str(explain.failure(error, self._address, LINK_TIMEOUT))
-        message, fix = sentence_and_fix(sentence)
+        why = explain.failure(error, self._address, LINK_TIMEOUT)
         if check == "tcp" and not self._port_named:
-            message += f", which means port {self._port}"
-            fix = f"put the relay's port into HOPTELL_RELAY, usually :{DEFAULT_PORT}; else {fix}"
-        return Line(check, "fail", message, fix)
+            return Line(
+                check,
+                "fail",
+                f"{why.problem}, which means port {self._port}",
+                f"put the relay's port into HOPTELL_RELAY, usually :{DEFAULT_PORT}; else {why.fix}",
+            )
+        return failed(check, why)
 
     def _relay(self) -> Line:
         source = source_of(self._environ, "HOPTELL_RELAY")
@@ -224,13 +227,13 @@ class Way:
         except LoginRefused as refused:
             return self._refused(refused)
         except HoptellError as error:
-            return Line("login", "fail", *sentence_and_fix(str(error)))
+            return failed("login", error)
         online = sum(peer.online for peer in self._found.peers)
         said = f"the relay lets us in, and knows {len(self._found.peers)} peers ({online} online)"
         return Line("login", "ok", said)
 
     def _refused(self, refused: LoginRefused) -> Line:
-        reason = str(refused).rpartition(" in: ")[2]
+        said = f" ({refused.said})" if refused.said else ""
         if refused.code == frames.CLOSE_BAD_TOKEN:
             source = source_of(self._environ, "HOPTELL_TOKEN")
             how = (
@@ -246,10 +249,9 @@ class Way:
                 f"{how}, or ask its operator for one",
             )
         if refused.code == frames.CLOSE_NAME_REFUSED:
-            return Line(
-                "login", "fail", f"the relay refuses the name ({reason})", "set HOPTELL_NAME"
-            )
-        return Line("login", "fail", *sentence_and_fix(reason))
+            return Line("login", "fail", f"the relay refuses the name{said}", "set HOPTELL_NAME")
+        problem = f"the relay does not understand this hoptell{said}"
+        return Line("login", "fail", problem, explain.LOGIN_FIXES[refused.code])
 
 
 def _clock(date: str | None, here: float) -> Line:

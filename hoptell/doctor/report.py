@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from hoptell.errors import HoptellError
+
 Status = Literal["ok", "info", "warn", "fail"]
 
 CHECKS = {
@@ -33,7 +35,7 @@ CHECKS = {
     "wake": "what HOPTELL_PUSH asks for, and whether it can work here",
     "sidecars": "each session of an agent that runs here, and how it is woken",
     "hooks": "each listener that wakes a Claude Code session",
-    "inbox": "each inbox: who can read it, what waits, what was announced and is unread",
+    "inbox": "each inbox: who can read it, what waits, is shown now, was announced and is unread",
     "tmux": "whether tmux is here, and new enough",
     "injectors": "each agent under hoptell tmux: what it does, and why it does not type",
     "tmux-environment": "settings that have leaked into every new pane",
@@ -109,7 +111,6 @@ def span(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def sentence_and_fix(sentence: str) -> tuple[str, str | None]:
-    """One of hoptell's sentences, `what is so: what to do`, in its two halves."""
-    what, _, fix = sentence.partition(": ")
-    return what, fix or None
+def failed(check: str, error: HoptellError) -> Line:
+    """What it means for a check that it met this error."""
+    return Line(check, "fail", error.problem, error.fix)

@@ -5,21 +5,27 @@ twice shows the same.
 """
 
 import os
+import shlex
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hoptell import frames
 from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
-from hoptell.inbox_files import all_inboxes, folder_of, glance
+from hoptell.inbox_files import Glance, all_inboxes, folder_of, glance
 from hoptell.processes import Process
 from hoptell.settings import PeerSettings
-from hoptell.setup.agents import AGENTS, Agent, Registration
+from hoptell.setup.agents.agent import Agent, Registration
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine
 from hoptell.sidecar.presence import Session, sessions
+
+if TYPE_CHECKING:
+    from hoptell.sidecar.registry import Meeting
 
 UNREAD_TIMEOUT = 120.0
 """Seconds that announced messages may be unread: by then the first reminder is due."""
@@ -91,15 +97,22 @@ def sidecars(settings: PeerSettings, peers: list[frames.PeerInfo] | None) -> Ite
     """The sessions of agents that run here, how each is woken, and whether it is online."""
     found = sessions(settings.home)
     names = [session.name for _, session in found]
+    groups = [meeting.sidecars for meeting in _meetings(settings.home)]
     for process, session in found:
-        yield _sidecar(process, session, peers, names.count(session.name))
+        beside = next((len(group) for group in groups if process in group), 0)
+        yield _sidecar(process, session, peers, names.count(session.name), beside)
     if not found:
         yield Line("sidecars", "info", "no agent runs `hoptell mcp` here now")
 
 
 def _sidecar(
-    process: Process, session: Session, peers: list[frames.PeerInfo] | None, count: int
+    process: Process,
+    session: Session,
+    peers: list[frames.PeerInfo] | None,
+    count: int,
+    beside: int,
 ) -> Line:
+    """`count` sidecars have this name; `beside` belong to the same Claude Code session."""
     proven = "proven" if session.proven else "not proven"
     if session.mode in ("listener", "poll", "tmux"):
         proven = {"poll": "nothing wakes it", "tmux": "by the injector"}.get(
@@ -118,6 +131,10 @@ def _sidecar(
         status = "warn"
         said += f"; {count} sessions here have this name, and take it from each other"
         fix = "start each with a HOPTELL_NAME of its own"
+    if beside > 1:
+        status = "warn"
+        said += f"; its Claude Code session runs {beside} hoptell servers"
+        fix = "keep one of them: `claude mcp list` shows where they come from"
     online = next((peer.online for peer in peers or [] if peer.name == session.name), False)
     if peers is not None and not online:
         status = "warn"
@@ -137,26 +154,32 @@ def _how_to_prove(mode: str) -> str:
 
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
-    try:
-        from hoptell.sidecar.registry import meetings
-    except ImportError:  # a system without file locks
-        found = []
-    else:
-        found = meetings(settings.home)
-    for claude, listener, since, _ in found:
+    found = _meetings(settings.home)
+    names = {process: session.name for process, session in sessions(settings.home)}
+    for claude, listener, since, beside in found:
+        about = ", ".join(names[sidecar] for sidecar in beside if sidecar in names) or None
         if listener is not None:
             age = span(time.time() - since)
             said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {age}"
-            yield Line("hooks", "ok", said)
+            yield Line("hooks", "ok", said, about=about)
             continue
         yield Line(
             "hooks",
             "warn",
             f"nothing listens for Claude Code, pid {claude.pid}, so it cannot be woken by its hook",
             "it starts at the next prompt if `hoptell init --apply claude` was run",
+            about=about,
         )
     if not found:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
+
+
+def _meetings(home: Path) -> "list[Meeting]":
+    try:
+        from hoptell.sidecar.registry import meetings
+    except ImportError:  # a system without file locks
+        return []
+    return meetings(home)
 
 
 # Inboxes --------------------------------------------------------------------------------------
@@ -188,16 +211,33 @@ def _inbox(folder: Path, session: Session | None, is_typed: bool) -> Iterator[Li
             "look at them, and remove them",
             about=name,
         )
-    if not seen.stored_at:
-        yield Line("inbox", "ok", "nothing waits", about=name)
+    if seen.open:
+        count = f"{seen.open} {'message' if seen.open == 1 else 'messages'}"
+        yield Line(
+            "inbox",
+            "warn",
+            f"the mode of {count} in {folder} lets others read them",
+            f"find {shlex.quote(str(folder))} -name '*.json*' -exec chmod 600 {{}} +",
+            about=name,
+        )
+    if seen.stored_at:
+        yield _waiting(name, seen, session, is_typed)
+    elif seen.shown:
+        yield Line("inbox", "info", f"nothing waits, and {_being_shown(seen)}", about=name)
     else:
-        yield _waiting(name, seen.stored_at, session, is_typed)
+        yield Line("inbox", "ok", "nothing waits", about=name)
 
 
-def _waiting(name: str, stored: list[float], session: Session | None, is_typed: bool) -> Line:
-    now = time.time()
+def _being_shown(seen: Glance) -> str:
+    return f"{seen.shown} {'is' if seen.shown == 1 else 'are'} being shown"
+
+
+def _waiting(name: str, seen: Glance, session: Session | None, is_typed: bool) -> Line:
+    now, stored = time.time(), seen.stored_at
     count = f"{len(stored)} {'message waits' if len(stored) == 1 else 'messages wait'}"
     said = f"{count}, the oldest for {span(now - stored[0])}"
+    if seen.shown:
+        said += f", and {_being_shown(seen)}"
     if is_typed:
         return Line("inbox", "info", f"{said} (see injectors)", about=name)
     if session is None:
@@ -275,28 +315,39 @@ def agents(machine: Machine) -> Iterator[Line]:
 
 
 def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
-    register = f"hoptell init --apply {agent.key}"
     try:
         found = agent.registrations(machine)
         problem = agent.problem(machine)
     except HoptellError as error:
-        yield Line("agents", "warn", str(error), about=agent.key)
+        yield Line("agents", "warn", error.problem, error.fix, about=agent.key)
         return
     if not found:
         said = f"{agent.title} is here, and hoptell is not registered with it"
-        yield Line("agents", "info", said, register, about=agent.key)
+        yield Line("agents", "info", said, _fix(agent, machine), about=agent.key)
         return
     for registration in found:
         if (wrong := _registration_problem(registration, machine)) is not None:
-            yield Line("agents", wrong[0], wrong[1], wrong[2] or register, about=agent.key)
+            fix = wrong[2] or _fix(agent, machine)
+            yield Line("agents", wrong[0], wrong[1], fix, about=agent.key)
             return
     if problem is not None:
-        yield Line("agents", "warn", f"{agent.title}: {problem}", register, about=agent.key)
+        said = f"{agent.title}: {problem}"
+        yield Line("agents", "warn", said, _fix(agent, machine), about=agent.key)
         return
-    name = found[0].environment.get("HOPTELL_NAME")
+    name = found[0].name
     as_name = f", as {name}" if name else ""
     said = f"{agent.title} has hoptell ({found[0].where}){as_name}"
     yield Line("agents", "ok", said, about=agent.key)
+
+
+def _fix(agent: Agent, machine: Machine) -> str:
+    """How to register hoptell: by the command, or by hand where that would refuse."""
+    try:
+        agent.steps(machine, None)
+    except HoptellError as error:
+        if error.fix is not None:
+            return error.fix
+    return f"hoptell init --apply {agent.key}"
 
 
 def _registration_problem(

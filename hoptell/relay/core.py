@@ -42,7 +42,7 @@ from hoptell.names import (
     MAX_NAME_LENGTH,
     address_problem,
     name_problem,
-    owns,
+    owner_problem,
     roles_problem,
 )
 from hoptell.relay.model import (
@@ -362,8 +362,8 @@ class Relay:
             )
         problem = name_problem(hello.name) or roles_problem(hello.roles)
         member = credential.member
-        if problem is None and member is not None and not owns(member, hello.name):
-            problem = f"this is {member}'s token: the name must be {member} or start with {member}-"
+        if problem is None and member is not None:
+            problem = owner_problem(member, hello.name)
         if problem is None and hello.mode == "peer" and not self._has_room_for(hello.name):
             problem = f"the relay knows {self.limits.known_names} names already: try again later"
         if problem is not None:

@@ -24,12 +24,12 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hoptell import replacing
 from hoptell.errors import ConfigurationError
 from hoptell.names import NAME_RULE, is_name, name_problem, owns
 from hoptell.relay.model import Credential
@@ -168,12 +168,16 @@ def remove_member(file: Path, name: str) -> None:
 def _editing(file: Path) -> Iterator[dict[str, Any]]:
     """The members, to be changed; written back unless the block raises."""
     file = Path(os.path.realpath(file))  # replace what a symlink points to, not the symlink
+    if not file.parent.is_dir():  # more likely a typing error than a place for tokens
+        raise ConfigurationError(
+            f"there is no folder {file.parent} for a members file", "make it, or correct the name"
+        )
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file.parent):
             members = _read(file) if file.exists() else {}
             yield members
-            _replace(file, json.dumps(members, indent=2, ensure_ascii=False) + "\n")
+            text = json.dumps(members, indent=2, ensure_ascii=False) + "\n"
+            replacing.replace(file, text.encode(), mode=replacing.PRIVATE)
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
 
@@ -192,24 +196,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _replace(file: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            if os.name == "posix" and file.exists():
-                # Root may edit the file of the user that the relay runs as.
-                before, now = file.stat(), os.fstat(handle)
-                if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
-                    os.fchown(handle, before.st_uid, before.st_gid)
-            os.fsync(handle)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 # Reading ------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Where the relay listens: sockets, and the words for why one cannot be had."""
 
 import errno
-import ipaddress
 import os
 import socket
 from typing import Any
 
+from hoptell import settings
 from hoptell.errors import ConfigurationError
 
 BACKLOG = 2048
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
         addresses = [address[0] for _, address in _resolve(host, 0)]
     except ConfigurationError:
         return False
-    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    return all(settings.is_loopback(address) for address in addresses)
 
 
 def _resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:

@@ -77,6 +77,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
     row: int = 0
     """The journal's: its number there, and how many of its copies are not confirmed."""
     copies: int = 0
+    key: str | None = None
+    """The journal's: the sender's key, if its answer was not known when it was recorded."""
 
 
 class Receipt(msgspec.Struct, eq=False, gc=False):

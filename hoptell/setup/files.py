@@ -1,21 +1,21 @@
 """Changing files that belong to somebody else: other programs, and the person who wrote them.
 
-Each change is one atomic replacement, through a link to the file that it names, with the mode
-that it had. The first one leaves a copy of how the file was before, readable by its owner
-alone. What cannot be changed without loss (comments in JSON) is refused, with what to add by
-hand; TOML keeps its comments and layout.
+Each change is one atomic replacement, through a link to the file that it names, with the owner
+and mode that it had. It leaves a copy of how the file was before, readable by its owner alone.
+What cannot be changed without loss (comments in JSON) is refused, with what to add by hand; TOML
+keeps its comments and layout.
 """
 
-import contextlib
+import itertools
 import json
 import os
 import re
-import stat
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoptell import files
+from hoptell import replacing
 from hoptell.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,56 +35,48 @@ def read(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+        raise ConfigurationError(f"{file} is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
 
 
-def replace(file: Path, text: str, *, mode: int | None = None) -> Path | None:
+def replace(file: Path, text: str) -> Path | None:
     """Write `text` as the file's content, all of it or nothing.
 
-    `mode`: the file's from now on; else it keeps its own, and a new file gets 0600.
-
-    Returns: the copy of how it was before, if this is the first change.
+    Returns: the copy of how it was before, if it was there.
 
     Raises:
         ConfigurationError: it cannot be written; it is as before.
     """
     target = Path(os.path.realpath(file))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.hoptell")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = _existing(target)
-        backup = None if before is None else _back_up(target, before[0])
-        if mode is None:
-            mode = 0o600 if before is None else before[1]
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        files.write(temporary, text.encode(), new=True, sync=True)
-        if mode != 0o600:
-            os.chmod(temporary, mode)
-        os.replace(temporary, target)
+        backup = keep_copy(target) if target.exists() else None
+        replacing.replace(target, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
     return backup
 
 
-def _existing(file: Path) -> tuple[bytes, int] | None:
-    try:
-        return file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
-    except FileNotFoundError:
-        return None
+def keep_copy(file: Path) -> Path:
+    """Copy a file as it is now; copies that are there stay, and the new one gets a number.
 
+    Returns: the copy.
 
-def _back_up(file: Path, content: bytes) -> Path | None:
-    backup = file.with_name(file.name + BACKUP_SUFFIX)
-    try:
-        files.write(backup, content, new=True, sync=True)
-    except FileExistsError:
-        return None
-    return backup
+    Raises:
+        OSError: it cannot be copied.
+    """
+    target = Path(os.path.realpath(file))
+    data, status = target.read_bytes(), target.stat()
+    for number in itertools.count(1):
+        ending = BACKUP_SUFFIX if number == 1 else f"{BACKUP_SUFFIX}-{number}"
+        backup = target.with_name(target.name + ending)
+        try:
+            replacing.create(backup, data, like=status)
+        except FileExistsError:
+            continue
+        return backup
+    raise AssertionError("numbers do not end")
 
 
 # JSON ---------------------------------------------------------------------------------------
@@ -111,30 +103,43 @@ def edited_json(
 ) -> str:
     """The text of a JSON file after `edit` changed its object in place.
 
-    Order and indentation stay. `by_hand`: what the change comes to, for the one who has to
-    make it.
+    Order, indentation and the digits of numbers stay; where `edit` changes nothing, the text
+    does, comments and all. `by_hand`: what the change comes to, for the one who has to make it.
 
     Raises:
         ConfigurationError: it is not plain JSON, so something in it would be lost.
     """
     if text is None or not text.strip():
         value: dict[str, Any] = {}
-        text = ""
-    else:
-        try:
-            value = json.loads(text, object_pairs_hook=_without_repetition)
-        except (ValueError, RecursionError):
-            value = []  # type: ignore[assignment]
+        edit(value)
+        return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    before, now = parse_json(text), parse_json(text)
+    edit(now)
+    if before and now == before:
+        return text
+    mark = secrets.token_hex(8)  # stands before a number, which is kept as it is written
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_without_repetition,
+            parse_int=lambda digits: mark + digits,
+            parse_float=lambda digits: mark + digits,
+        )
         if not isinstance(value, dict):
-            raise ConfigurationError(
-                f"{file} is not plain JSON (it may have comments, which would be lost), so it"
-                f" stays as it is: add this to it yourself: {by_hand}"
-            )
-    edit(value)
-    found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
-    indent: str | int = found[1] if found else 2
-    ending = "\n" if not text or text.endswith("\n") else ""
-    return json.dumps(value, indent=indent, ensure_ascii=False) + ending
+            raise ValueError("not an object")
+        edit(value)
+        found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
+        indent: str | int = found[1] if found else 2
+        ending = "\n" if text.endswith("\n") else ""
+        edited = json.dumps(value, indent=indent, ensure_ascii=False) + ending
+        edited.encode()  # which half of a letter, written as an escape, cannot be
+    except (ValueError, RecursionError):
+        raise ConfigurationError(
+            f"{file} is not plain JSON (it may have comments, which would be lost), so it"
+            " stays as it is",
+            f"add this to it yourself: {by_hand}",
+        ) from None
+    return re.sub(f'"{mark}([^"]*)"', r"\1", edited)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -153,26 +158,61 @@ def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:
     for key in path:
         value = value.setdefault(key, {})
         if not isinstance(value, dict):
-            raise ConfigurationError(f"{key!r} in {file} is not an object: correct it first")
+            raise ConfigurationError(f"{key!r} in {file} is not an object", "correct it first")
     return value
+
+
+def found_table(value: object, *path: str) -> dict[str, Any]:
+    """The object at `path` within `value`; an empty one where none stands there."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 # TOML ---------------------------------------------------------------------------------------
 
 
-def edited_toml(file: Path, text: str | None, edit: Callable[["TOMLDocument"], None]) -> str:
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read a TOML file's text; empty if it is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def edited_toml(
+    file: Path, text: str | None, edit: Callable[["TOMLDocument"], None], by_hand: str
+) -> str:
     """The text of a TOML file after `edit` changed its document in place.
 
+    `by_hand`: what the change comes to, for the one who has to make it.
+
     Raises:
-        ConfigurationError: it is not TOML.
+        ConfigurationError: it is not TOML, or cannot be changed so.
     """
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
+    from tomlkit.exceptions import ParseError
 
     try:
         document = tomlkit.parse(text or "")
+    except (ParseError, ValueError, RecursionError) as error:
+        where = f", line {error.line}" if isinstance(error, ParseError) else ""
+        raise ConfigurationError(
+            f"{file}{where} cannot be understood", "correct it first"
+        ) from None
+    try:
         edit(document)
-        return tomlkit.dumps(document)
-    except (TOMLKitError, TypeError, AttributeError) as error:
-        where = f", line {error.line}" if hasattr(error, "line") else ""
-        raise ConfigurationError(f"{file}{where} cannot be understood: correct it first") from None
+        edited = tomlkit.dumps(document)
+        kept = parse_toml(edited) == document.unwrap()
+    except ConfigurationError:
+        raise
+    except Exception:  # the library has its own ways of saying no, and bugs
+        kept = False
+    if not kept:
+        raise ConfigurationError(
+            f"{file} cannot be changed without risk to what is there, so it stays as it is",
+            f"add this to it yourself, above its first [table]: {by_hand}",
+        ) from None
+    return edited

@@ -10,7 +10,7 @@ TIMEOUT = 604_800
 bits, so three weeks would be none."""
 
 
-def settings(command: str, arguments: list[str]) -> dict[str, Any]:
+def wanted(command: str, arguments: list[str]) -> dict[str, Any]:
     """What Claude Code needs in its settings to be woken by `command`."""
     hook = {
         "type": "command",
@@ -42,15 +42,11 @@ def events_with_ours(settings: dict[str, Any]) -> list[str]:
     return [event for event in EVENTS if any(map(is_ours, _entries(hooks.get(event))))]
 
 
-_settings = settings
-
-
-def merge(settings: dict[str, Any], command: tuple[str, ...]) -> None:
+def merge(settings: dict[str, Any], command: str, arguments: list[str]) -> None:
     """Put the hooks into Claude Code's settings, next to what is there; ours are brought up
     to date where they stand already."""
     hooks = settings.setdefault("hooks", {})
-    wanted = _settings(command[0], [*command[1:], "hook"])["hooks"]
-    for event, groups in wanted.items():
+    for event, groups in wanted(command, arguments)["hooks"].items():
         present = hooks.setdefault(event, [])
         (fresh,) = groups[0]["hooks"]
         found = [hook for hook in _entries(present) if is_ours(hook)]

@@ -1,19 +1,18 @@
 """What there is to set up here: whose machine, which hoptell, and where programs are."""
 
 import getpass
+import itertools
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hoptell.errors import ConfigurationError
+from hoptell.folders import config_home, home_folder
+from hoptell.programs import USUAL_FOLDERS, find_program
 from hoptell.settings import Values, machine_name
-
-USUAL_FOLDERS = ("~/.local/bin", "~/.claude/local", "/opt/homebrew/bin", "/usr/local/bin")
-"""Where programs are that a desktop's short PATH does not have."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class Machine:
 
     environ: Mapping[str, str] = field(repr=False)
     home: Path
+    configurations: Path
+    """The folder of the user's configurations, usually `~/.config`."""
     command: tuple[str, ...]
     """How to run this hoptell: absolute, whatever PATH and current folder are."""
     pointers: Mapping[str, str]
@@ -39,25 +40,22 @@ class Machine:
             ConfigurationError: there is no home folder, or the settings file cannot be read.
         """
         environ = os.environ if environ is None else environ
-        try:
-            home = Path(environ.get("HOME", "").strip() or Path.home())
-        except RuntimeError:
-            raise ConfigurationError("there is no home folder: set HOME") from None
-        pointers, owner = _pointers(environ), _owner(environ)
-        return cls(environ, home, own_command(), pointers, owner, USUAL_FOLDERS)
+        home, configurations = home_folder(environ), config_home(environ)
+        if home is None or configurations is None:
+            raise ConfigurationError("there is no home folder", "set HOME")
+        return cls(
+            environ,
+            home,
+            configurations,
+            own_command(),
+            _pointers(environ),
+            _owner(environ),
+            USUAL_FOLDERS,
+        )
 
     def find(self, *programs: str) -> str | None:
         """The first of these programs that is installed."""
-        folders = [str(self.home / f[2:]) if f[:2] == "~/" else f for f in self.folders]
-        # An empty part would stand for the current folder, whose programs are somebody else's.
-        parts = [*self.environ.get("PATH", "").split(os.pathsep), *folders]
-        path = os.pathsep.join(filter(None, parts))
-        return next((found for one in programs if (found := shutil.which(one, path=path))), None)
-
-    def config_home(self) -> Path:
-        """The folder of configurations, `~/.config`."""
-        configured = Path(self.environ.get("XDG_CONFIG_HOME", "").strip())
-        return configured if configured.is_absolute() else self.home / ".config"
+        return find_program(*programs, environ=self.environ, folders=self.folders)
 
 
 def own_command() -> tuple[str, ...]:
@@ -72,8 +70,17 @@ def own_command() -> tuple[str, ...]:
 
 
 def is_passing(command: tuple[str, ...]) -> bool:
-    """Whether this hoptell is in a cache that is cleaned now and then, as with `uvx`."""
-    return any(part.startswith(("archive-v", "builds-v")) for part in Path(command[0]).parts)
+    """Whether this hoptell is in a cache that is cleaned now and then, by `uvx` or `pipx run`."""
+    parts = Path(command[0]).parts
+    if any(part.startswith(("archive-v", "builds-v")) for part in parts):
+        return True
+    return any(
+        before == "pipx"
+        and part in ("cache", ".cache")
+        or before in ("cache", ".cache", "Caches")
+        and part == "pipx"
+        for before, part in itertools.pairwise(parts)
+    )
 
 
 def _pointers(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,29 +1,27 @@
-"""hoptell's own settings file, made or changed line by line: `hoptell init`.
+"""hoptell's own settings file, made or changed: `hoptell init`.
 
-Lines that are not replaced stay as they are, comments included. The token comes from standard
+The token comes from standard
 input, goes into this file alone, and is shown by nothing here.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
-from dotenv.parser import parse_stream
-
-from hoptell.errors import ConfigurationError
-from hoptell.settings import (
-    FILE_HEAD,
-    Values,
+from hoptell.env_file import (
+    change_settings_file,
     create_token,
     find_settings_file,
-    quoted,
+    is_open_to_others,
     read_settings_file,
     settings_file_candidates,
 )
+from hoptell.errors import ConfigurationError
+from hoptell.settings import Values
 from hoptell.setup import files
+
+KEPT = "its token and all else as they were"
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,23 @@ def make(environ: Mapping[str, str]) -> Outcome:
     if values.from_file.get("HOPTELL_TOKEN", "").strip():
         assert values.file is not None
         done = "changed" if tighten(values.file) else "kept"
-        return Outcome(values.file, done, "its token and all else as they were")
+        return Outcome(values.file, done, KEPT)
     if environ.get("HOPTELL_TOKEN", "").strip():
         names = ("HOPTELL_RELAY", "HOPTELL_TOKEN")
         found = {name: value for name in names if (value := values.get(name))}
         file = place(environ)
-        write(file, found)
-        return Outcome(file, "made", "the token of your environment")
+
+        def change(before: Mapping[str, str]) -> Mapping[str, str]:
+            return {} if before.get("HOPTELL_TOKEN", "").strip() else found
+
+        if change_settings_file(file, change)["HOPTELL_TOKEN"] == found["HOPTELL_TOKEN"]:
+            return Outcome(file, "made", "the token of your environment")
+        return Outcome(file, "kept", KEPT)
     if values.get("HOPTELL_RELAY") is not None:
         raise ConfigurationError(
-            "HOPTELL_RELAY names a relay that has its token already: give it that one with"
-            " `hoptell init --relay URL --token-stdin`, or unset HOPTELL_RELAY"
+            "HOPTELL_RELAY names a relay that has its token already",
+            "give it that one with `hoptell init --relay URL --token-stdin`, or unset"
+            " HOPTELL_RELAY",
         )
     _, file = create_token(environ)
     tighten(file)
@@ -78,17 +82,25 @@ def join(
         ConfigurationError: it cannot be written; or it has another relay or token already and
             `force` is not given.
     """
-    check(environ, relay, token, force=force)
     file = place(environ)
-    before = {} if not file.is_file() else read_settings_file(file)
+    existed = file.is_file()
     wanted = {"HOPTELL_RELAY": relay, "HOPTELL_TOKEN": token}
     if name is not None:
         wanted["HOPTELL_NAME"] = name
-    missing = {key: value for key, value in wanted.items() if before.get(key, "").strip() != value}
+    missing: dict[str, str] = {}
+
+    def change(before: Mapping[str, str]) -> Mapping[str, str]:
+        if not force:
+            _check(file, before, relay, token)
+        found = {key: before.get(key, "").strip() for key in wanted}
+        missing.update({key: value for key, value in wanted.items() if found[key] != value})
+        if any(found[key] for key in missing):
+            files.keep_copy(file)
+        return missing
+
+    change_settings_file(file, change)
     if not missing:
         return Outcome(file, "changed" if tighten(file) else "kept", f"{relay} and its token")
-    existed = file.is_file()
-    write(file, missing)
     return Outcome(file, "changed" if existed else "made", f"{relay} and its token")
 
 
@@ -99,15 +111,18 @@ def check(environ: Mapping[str, str], relay: str, token: str, *, force: bool) ->
         ConfigurationError: it has another relay or token, and `force` is not given.
     """
     file = find_settings_file(environ)
-    if file is None or force:
-        return
-    before = read_settings_file(file)
+    if file is not None and not force:
+        _check(file, read_settings_file(file), relay, token)
+
+
+def _check(file: Path, before: Mapping[str, str], relay: str, token: str) -> None:
     for key, value, what in (("RELAY", relay, "relay"), ("TOKEN", token, "token")):
         found = before.get(f"HOPTELL_{key}", "").strip()
         if found and found != value:
             raise ConfigurationError(
-                f"{file} has another {what} already, and was left as it is: add --force to"
-                f" replace it (the old file is kept beside it, as *{files.BACKUP_SUFFIX})"
+                f"{file} has another {what} already, and was left as it is",
+                "add --force to replace it (the old file is kept beside it, as"
+                f" *{files.BACKUP_SUFFIX})",
             )
 
 
@@ -120,7 +135,7 @@ def prepare(environ: Mapping[str, str]) -> None:
     if environ.get("HOPTELL_ENV", "").strip():
         (file,) = settings_file_candidates(environ)
         if not os.path.lexists(file):
-            files.replace(file, "")
+            change_settings_file(file, lambda before: {})
 
 
 def place(environ: Mapping[str, str]) -> Path:
@@ -132,44 +147,9 @@ def place(environ: Mapping[str, str]) -> Path:
     file = find_settings_file(environ) or next(iter(settings_file_candidates(environ)), None)
     if file is None:
         raise ConfigurationError(
-            "there is no home folder to keep settings in: set HOME, or HOPTELL_ENV"
+            "there is no home folder to keep settings in", "set HOME, or HOPTELL_ENV"
         )
     return file
-
-
-def write(file: Path, values: Mapping[str, str]) -> None:
-    """Set variables in a settings file, readable by its owner alone; other lines stay.
-
-    Raises:
-        ConfigurationError: it cannot be written, or a value cannot be kept in it.
-    """
-    before = files.read(file)
-    text = with_values(before or "", values)
-    files.replace(file, text, mode=0o600)
-    written = read_settings_file(file)
-    if any(written.get(name) != value for name, value in values.items()):
-        raise ConfigurationError(f"{file} does not read as it was written: correct it by hand")
-
-
-def with_values(text: str, values: Mapping[str, str]) -> str:
-    """A settings file's text after `values` were set in it."""
-    left = dict(values)
-    parts = []
-    for binding in parse_stream(StringIO(text)):
-        original = binding.original.string
-        if binding.key not in values or binding.error:
-            parts.append(original)
-            continue
-        blank = original[: len(original) - len(original.lstrip())]
-        if binding.key in left:
-            export = "export " if original.lstrip().startswith("export ") else ""
-            parts.append(f"{blank}{export}{binding.key}={quoted(left.pop(binding.key))}\n")
-        else:
-            parts.append(blank)  # it stood there twice, and the last one counted
-    result = "".join(parts) or FILE_HEAD
-    if left and not result.endswith("\n"):
-        result += "\n"
-    return result + "".join(f"{name}={quoted(value)}\n" for name, value in left.items())
 
 
 def tighten(file: Path) -> bool:
@@ -179,7 +159,7 @@ def tighten(file: Path) -> bool:
         ConfigurationError: its mode cannot be changed.
     """
     try:
-        if os.name != "posix" or not stat.S_IMODE(file.stat().st_mode) & 0o077:
+        if not is_open_to_others(file):
             return False
         file.chmod(0o600)
     except OSError as error:

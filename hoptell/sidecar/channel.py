@@ -3,7 +3,8 @@
 The client acknowledges nothing, drops what comes too early, and silently removes `meta` keys
 with anything but letters, digits and underscores. So the notification carries the notice
 only, is sent once the client has said that it is initialized, and the messages stay in the
-inbox until they are read.
+inbox until they are read. A sidecar that is started anew (/mcp) announces once more what is
+unread: whether anybody saw the earlier notification, it cannot know.
 """
 
 from typing import Protocol

@@ -4,6 +4,9 @@ The listener (hook.py) connects to a socket of ours, and that it is there proves
 session can be woken: nothing else could have connected. An announcement is made when the
 listener has said that it took it. Between a wake-up and the next prompt there is none; an
 announcement then fails, and `on_listener` is called as soon as one is there again.
+
+Claude Code may run several sidecars beside one session. The listener hears all of them and
+wakes for any; a notice then says whose messages they are.
 """
 
 import asyncio
@@ -15,12 +18,11 @@ from typing import Self
 
 from hoptell.errors import HoptellError
 from hoptell.processes import Process
+from hoptell.programs import PLUGIN, SERVER
 from hoptell.sidecar import hook, registry
 from hoptell.sidecar.wake import Notice
 
 TAKEN_TIMEOUT = 2.0
-PLUGIN = "hoptell"
-SERVER = "hoptell"
 
 
 class NotListening(HoptellError):
@@ -30,14 +32,19 @@ class NotListening(HoptellError):
 class HookWake:
     """Wakes Claude Code through the listener of its hooks. An async context manager.
 
-    `on_listener` is called whenever a listener has come.
+    `name` is the peer's. `on_listener` is called whenever a listener has come.
     """
 
     def __init__(
-        self, home: Path, claude: Process, on_listener: Callable[[], None] = lambda: None
+        self,
+        home: Path,
+        claude: Process,
+        name: str,
+        on_listener: Callable[[], None] = lambda: None,
     ) -> None:
         self._home = home
         self._claude = claude
+        self._name = name
         self._on_listener = on_listener
         self._listener: _Listener | None = None
         self._arrived = asyncio.Event()
@@ -67,7 +74,7 @@ class HookWake:
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, path)
         path.chmod(0o600)
-        self._registration = registry.register(self._home, self._claude, path)
+        self._registration = registry.register(self._home, self._claude, self._name, path)
 
     async def __aexit__(
         self,
@@ -130,13 +137,24 @@ class HookWake:
         if listener is None:
             await self._come_back()
             raise NotListening("no hook of Claude Code is listening at the moment")
-        listener.writer.write(f"{notice}\n".encode())
+        listener.writer.write(f"{notice}{self._whose()}\n".encode())
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_TIMEOUT):
                 await listener.gone.wait()
         listener.writer.close()
         if not listener.taken.is_set():
             raise NotListening("the hook of Claude Code left without taking the notice")
+
+    def _whose(self) -> str:
+        """Which server's read_inbox to call, if this session has those of several peers."""
+        with suppress(HoptellError, OSError):
+            here = registry.sidecars(self._home, self._claude)
+            if any(sidecar.name != self._name for sidecar in here):
+                return (
+                    " This session has several hoptell servers: call read_inbox of the one in"
+                    f' which you are "{self._name}".'
+                )
+        return ""
 
 
 class _Listener:

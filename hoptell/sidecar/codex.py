@@ -21,13 +21,13 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hoptell.errors import HoptellError
+from hoptell.programs import USUAL_FOLDERS, codex_home, find_program, search_path
 from hoptell.sidecar.wake import Notice
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK = 1.0
 """Seconds after a notice was queued in which an idle session has begun to act on it: 0.2."""
 LOOK_INTERVAL = 8.0
+ALONE_WAIT = 12.0
+"""Seconds in which a session without a daemon has looked into its queue: 5 to 9."""
 MAX_LOOKS = 200
 """Half an hour; by then the reminders are over too."""
 QUEUE_TIMEOUT = 20.0
@@ -42,7 +44,6 @@ QUEUE_TIMEOUT = 20.0
 CONTROL_TIMEOUT = 5.0
 CONTROL_SOCKET = Path("app-server-control", "app-server-control.sock")
 """Where Codex's daemon listens, below CODEX_HOME."""
-USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
 
 _is_thread = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{7,63}", re.ASCII).fullmatch
 
@@ -56,11 +57,6 @@ class Codex(NamedTuple):
 
     program: str
     environment: dict[str, str]
-
-    @property
-    def home(self) -> Path:
-        """The folder of its state."""
-        return Path(os.path.expanduser(self.environment.get("CODEX_HOME") or "~/.codex"))
 
 
 class Queued(Enum):
@@ -78,8 +74,9 @@ Act = Callable[[str, str], Awaitable[Any]]
 class CodexWake:
     """Wakes the Codex session whose thread the tool calls told.
 
-    `unread` says whether messages wait that nobody has read; `on_thread` is called when the
-    thread is known. `queue` and `start` are what is asked of Codex, for tests.
+    `unread` says whether messages wait that nobody has read; `on_change` is called when the
+    thread is known, and when `proven` has changed. `queue` and `start` are what is asked of
+    Codex, for tests.
     """
 
     def __init__(
@@ -89,13 +86,13 @@ class CodexWake:
         queue: Act | None = None,
         start: Act | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        on_thread: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._unread = unread
         self._queue = queue or _queue
         self._start = start or _start
         self._sleep = sleep
-        self._on_thread = on_thread
+        self._on_change = on_change
         self._thread: str | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stalled = False
@@ -107,8 +104,13 @@ class CodexWake:
 
     @property
     def stalled(self) -> bool:
-        """Whether what was queued has moved nobody to read: queued, not woken."""
-        self._stalled = self._stalled and self._unread()
+        """Whether what was queued has moved nobody to read: queued, not woken.
+
+        Asked after every tool call, so that it is over once all is read.
+        """
+        if self._stalled and not self._unread():
+            self._stalled = False
+            self._on_change()
         return self._stalled
 
     def learn(self, meta: object) -> None:
@@ -118,7 +120,7 @@ class CodexWake:
             return
         if thread != self._thread:
             self._thread = thread
-            self._on_thread()
+            self._on_change()
 
     async def announce(self, notice: Notice) -> None:
         """Queue the notice, and see to it that it does not stay in the queue.
@@ -147,16 +149,17 @@ class CodexWake:
             await self._sleep(LOOK_INTERVAL)
 
     async def _again(self, thread: str, notice: str) -> None:
-        await self._sleep(LOOK_INTERVAL)
+        await self._sleep(ALONE_WAIT)
         if not self._unread():
             return
         try:
             await self._queue(thread, notice)
         except NotWoken as error:
             logger.warning("%s", error)
-        await self._sleep(LOOK_INTERVAL)
+        await self._sleep(ALONE_WAIT)
         if self._unread():
             self._stalled = True
+            self._on_change()
             logger.warning("the notice is queued with Codex, but has not woken it")
 
     def close(self) -> None:
@@ -180,7 +183,10 @@ async def _start(thread: str, notice: str) -> Queued:
     codex = await asyncio.to_thread(find)
     if codex is None:
         raise NotWoken("cannot look after Codex's queue: the codex command was not found")
-    return await start_queued(codex.home / CONTROL_SOCKET, thread, notice)
+    home = codex_home(codex.environment)
+    if home is None:
+        raise NotWoken("cannot look after Codex's queue: there is no home folder, set CODEX_HOME")
+    return await start_queued(home / CONTROL_SOCKET, thread, notice)
 
 
 async def run(codex: Codex, *arguments: str) -> None:
@@ -274,9 +280,7 @@ def find() -> Codex | None:
                 if home and "CODEX_HOME" not in environment:
                     environment["CODEX_HOME"] = home
                 return Codex(kin.program, environment)
-    # os.path's, since pathlib's raises where there is no home folder.
-    folders = [os.path.expanduser(folder) for folder in USUAL_FOLDERS]
-    path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
-    program = shutil.which("codex", path=path)
+    program = find_program("codex", environ=environment, folders=USUAL_FOLDERS)
     # The command may be a script that looks for its interpreter on PATH.
-    return Codex(program, {**environment, "PATH": path}) if program else None
+    environment["PATH"] = search_path(environment, USUAL_FOLDERS)
+    return Codex(program, environment) if program else None

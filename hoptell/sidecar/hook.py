@@ -2,13 +2,13 @@
 
 Claude Code runs `asyncRewake` hooks beside the session and wakes it, even when idle, with
 what a hook wrote to standard error before it exited 2. So this process connects to the
-sidecar of the same session (registry.py) and blocks until the sidecar has something to
-announce. It reads no inbox and keeps no schedule: the sidecar decides, since only the sidecar
-knows what has been read.
+sidecar of the same session (registry.py), or to all of them if there are several, and blocks
+until one has something to announce. It reads no inbox and keeps no schedule: the sidecar
+decides, since only the sidecar knows what has been read.
 
-It blocks in one `select` on the sidecar's socket, on Claude Code's death and on signals: no
+It blocks in one `select` on the sidecars' sockets, on Claude Code's death and on signals: no
 timer, no CPU. It leaves when Claude Code is gone, when another listener took over, or when
-the sidecar is gone and no other one has come (Claude Code starts a new one on /mcp).
+the last sidecar is gone and no other one has come (Claude Code starts a new one on /mcp).
 
 What started it for Claude Code (a shell, uvx) hands its exit code on. Once one of these is gone
 nobody learns of it any more, so it leaves then too, and the next hook's listener is heard.
@@ -30,7 +30,7 @@ from hoptell.processes import Process
 from hoptell.sidecar import registry
 
 SUCCESSOR_TIMEOUT = 10.0
-"""Seconds after the end of a sidecar in which another may take its place."""
+"""Seconds after the end of the last sidecar in which another may take its place."""
 TAKES_OVER = ("SessionStart",)
 """Hook events whose listener replaces one that is there. Listeners outlive /clear and still
 wake the session, but nothing promises that they do after every way of starting one anew."""
@@ -66,6 +66,36 @@ def listen(home: Path, claude: Process, *, take_over: bool) -> str | None:
             return _Wait(home, parents, news, deaths).run()
 
 
+class _Sidecar:
+    """The connection to one sidecar, and what it has said so far."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.is_gone = False
+        self._said = b""
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def hear(self) -> str | None:
+        """Read what there is, without waiting: the notice, once it is whole.
+
+        The sidecar may count it as announced from here on: nothing may stop us any more.
+        """
+        try:
+            part = self.connection.recv(MAX_NOTICE_BYTES)
+        except OSError:
+            part = b""
+        self._said += part
+        if self._said.endswith(b"\n"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+            with suppress(OSError):
+                self.connection.sendall(TAKEN)
+            return self._said.decode(errors="replace").strip()
+        self.is_gone = not part or len(self._said) > MAX_NOTICE_BYTES
+        return None
+
+
 class _Wait:
     def __init__(
         self,
@@ -80,84 +110,68 @@ class _Wait:
         self._news = news
         self._deaths = [death for death in deaths if death is not None]
         self._sees_deaths = None not in deaths
+        self._sidecars: dict[Path, _Sidecar] = {}
+        """By their sockets."""
         self._leave_at: float | None = None
 
     def run(self) -> str | None:
-        """Go from sidecar to sidecar until there is a notice or a reason to leave."""
-        while True:
-            sidecar = self._connect()
-            if sidecar is None:
-                if not self._until(self._news):
+        """Hear every sidecar until one has a notice or there is a reason to leave."""
+        try:
+            while True:
+                self._connect()
+                ready = self._select()
+                for place, sidecar in list(self._sidecars.items()):
+                    if sidecar in ready and (notice := sidecar.hear()) is not None:
+                        return notice
+                    if sidecar.is_gone:
+                        self._close(place)
+                if self._is_orphan() or self._is_late():
                     return None
-                self._drain()
-                continue
-            with sidecar:
-                notice = self._hear(sidecar)
-            if notice is not None:
-                return notice
-            if self._is_orphan():
-                return None
-            self._leave_at = time.monotonic() + SUCCESSOR_TIMEOUT
+        finally:
+            for place in list(self._sidecars):
+                self._close(place)
 
-    def _connect(self) -> socket.socket | None:
+    def _connect(self) -> None:
+        """Connect to the sidecars that have come."""
         for registration in registry.sidecars(self._home, self._claude):
+            if registration.socket in self._sidecars:
+                continue
             connection = socket.socket(socket.AF_UNIX)
             try:
                 connection.connect(str(registration.socket))
                 connection.sendall(HELLO)
             except OSError:
                 connection.close()
-                continue
+            else:
+                self._sidecars[registration.socket] = _Sidecar(connection)
+        if self._sidecars:
             self._leave_at = None
-            return connection
-        return None
 
-    def _hear(self, sidecar: socket.socket) -> str | None:
-        """The sidecar's notice; None once the sidecar or a parent is gone."""
-        data = b""
-        while self._until(sidecar):
-            try:
-                part = sidecar.recv(MAX_NOTICE_BYTES)
-            except OSError:
-                return None
-            data += part
-            if data.endswith(b"\n"):
-                # From here on the sidecar may count it as announced: nothing may stop us.
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
-                with suppress(OSError):
-                    sidecar.sendall(TAKEN)
-                return data.decode(errors="replace").strip()
-            if not part or len(data) > MAX_NOTICE_BYTES:
-                return None
-        return None
+    def _close(self, place: Path) -> None:
+        self._sidecars.pop(place).connection.close()
+        if not self._sidecars:
+            self._leave_at = time.monotonic() + SUCCESSOR_TIMEOUT
 
-    def _until(self, wanted: socket.socket) -> bool:
-        """Wait for `wanted`; False once a parent is gone or it is time to leave."""
-        sources: list[_Readable] = [wanted, self._news, *self._deaths]
-        while True:
-            ready, _, _ = select.select(sources, [], [], self._timeout())
-            if wanted in ready:
-                return True
-            if self._news in ready:
-                self._drain()
-            if self._is_orphan():
-                return False
-            if self._leave_at is not None and time.monotonic() >= self._leave_at:
-                return False
+    def _select(self) -> list[_Readable]:
+        """Wait for a sidecar, for a signal, for the end of a parent, or until it is late."""
+        sources: list[_Readable] = [self._news, *self._deaths, *self._sidecars.values()]
+        ready, _, _ = select.select(sources, [], [], self._timeout())
+        with suppress(BlockingIOError):
+            while self._news.recv(64):
+                pass
+        return ready
 
     def _timeout(self) -> float | None:
         if self._leave_at is not None:
             return max(0.0, self._leave_at - time.monotonic())
         return None if self._sees_deaths else 5.0
 
+    def _is_late(self) -> bool:
+        return self._leave_at is not None and time.monotonic() >= self._leave_at
+
     def _is_orphan(self) -> bool:
         """Whether Claude Code, or what would tell it of our end, is gone."""
         return not all(processes.is_alive(parent) for parent in self._parents)
-
-    def _drain(self) -> None:
-        with suppress(BlockingIOError):
-            while self._news.recv(64):
-                pass
 
 
 @contextmanager

@@ -5,14 +5,16 @@ know nothing of each other; the session id is no help, since it changes on /clea
 What they share is the process they descend from, so that names the meeting place: files under
 `$HOPTELL_HOME/run/` (0700), each 0600.
 
-    sidecar.<claude>.<sidecar>    JSON: the socket on which this sidecar awaits the listener
+    sidecar.<claude>.<sidecar>    JSON: this sidecar's peer name, and the socket on which it
+                                  awaits the listener
     listener.<claude>             locked by the one listener of this session; says which it is
     socket.<sidecar>.…            that socket, unless its path would be too long
 
 `<claude>` and `<sidecar>` are process identities (pid and start time, processes.py), so a
-leftover file names nobody that lives. Neither side polls: the sidecar writes its file, then
-signals the listener if there is one; the listener names itself, then looks for sidecars.
-Whoever comes second sees the first.
+leftover file names nobody that lives. One Claude Code may run several sidecars (the plugin's
+and a project's): the listener hears all of them. Neither side polls: the sidecar writes its
+file, then signals the listener if there is one; the listener names itself, then looks for
+sidecars. Whoever comes second sees the first.
 
 Standard library only, and no asyncio: the hook starts at every turn of the session.
 """
@@ -98,11 +100,14 @@ class Registration(NamedTuple):
 
     file: Path
     sidecar: Process
+    name: str
+    """The peer name."""
     socket: Path
 
 
-def register(home: Path, claude: Process, socket: Path) -> Registration:
-    """Say that this process is a sidecar of `claude`, listening on `socket`, and tell the hook.
+def register(home: Path, claude: Process, name: str, socket: Path) -> Registration:
+    """Say that this process is the sidecar `name` of `claude`, listening on `socket`, and tell
+    the hook.
 
     Raises:
         InboxError: the folder cannot be used.
@@ -110,12 +115,12 @@ def register(home: Path, claude: Process, socket: Path) -> Registration:
     me = processes.current()
     file = run_folder(home) / f"sidecar.{claude}.{me}"
     with _private(file, os.O_WRONLY | os.O_TRUNC) as stream:
-        json.dump({"socket": str(socket)}, stream)
+        json.dump({"name": name, "socket": str(socket)}, stream)
     listener = listener_of(home, claude)
     if listener is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(listener.pid, NEWS)
-    return Registration(file, me, socket)
+    return Registration(file, me, name, socket)
 
 
 def sidecars(home: Path, claude: Process) -> list[Registration]:
@@ -127,7 +132,8 @@ def sidecars(home: Path, claude: Process) -> list[Registration]:
             file.unlink(missing_ok=True)
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(Registration(file, sidecar, Path(json.loads(file.read_text())["socket"])))
+            said = json.loads(file.read_text())
+            found.append(Registration(file, sidecar, said["name"], Path(said["socket"])))
     return sorted(found, key=lambda one: one.sidecar.started, reverse=True)
 
 

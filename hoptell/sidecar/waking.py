@@ -66,9 +66,9 @@ class Waking:
         if push == "channel" or (push is None and _has_channel()):
             self._channel = channel
         if push in (None, "hook"):
-            self._hook = _hook(home, on_change)
+            self._hook = _hook(home, name, on_change)
         if push == "codex" or (push is None and _is_codex()):
-            self._codex = CodexWake(unread, on_thread=on_change)
+            self._codex = CodexWake(unread, on_change=on_change)
 
     async def __aenter__(self) -> Self:
         if self._hook is not None:
@@ -212,13 +212,13 @@ def _sentence_on_tmux(home: Path | None, name: str) -> str:
 # What can be told from the processes around us. Not on Windows, where there is no hook either.
 
 
-def _hook(home: Path | None, on_change: Callable[[], None]) -> "HookWake | None":
+def _hook(home: Path | None, name: str, on_change: Callable[[], None]) -> "HookWake | None":
     if home is None or os.name != "posix" or not hasattr(socket, "AF_UNIX"):
         return None
     from hoptell.sidecar import claude, registry
 
     process = registry.claude_code()
-    return None if process is None else claude.HookWake(home, process, on_change)
+    return None if process is None else claude.HookWake(home, process, name, on_change)
 
 
 def _has_channel() -> bool:

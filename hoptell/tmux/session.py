@@ -38,8 +38,10 @@ from libtmux import exc
 from libtmux.common import get_version, has_gte_version
 
 from hoptell import files, processes
+from hoptell.env_file import quoted
 from hoptell.errors import HoptellError
-from hoptell.settings import PeerSettings, quoted
+from hoptell.programs import SERVER, codex_home
+from hoptell.settings import PeerSettings
 from hoptell.tmux import status
 from hoptell.tmux.folder import (
     LOCK_TIMEOUT,
@@ -231,7 +233,7 @@ def agent_command(request: Request, settings_file: Path) -> list[str]:
         f"{name} = {json.dumps(value, ensure_ascii=False)}"
         for name, value in _pointers(request, settings_file).items()
     )
-    return [program, "-c", CODEX_TITLE, "-c", f"mcp_servers.hoptell.env={{{pairs}}}", *rest]
+    return [program, "-c", CODEX_TITLE, "-c", f"mcp_servers.{SERVER}.env={{{pairs}}}", *rest]
 
 
 def _pointers(request: Request, settings_file: Path) -> dict[str, str]:
@@ -248,13 +250,15 @@ def _pointers(request: Request, settings_file: Path) -> dict[str, str]:
 def _codex_knows_hoptell(environ: Mapping[str, str]) -> bool:
     import tomllib
 
-    home = environ.get("CODEX_HOME") or os.path.join(environ.get("HOME", ""), ".codex")
+    home = codex_home(environ)
+    if home is None:
+        return False
     try:
-        config = tomllib.loads(Path(home, "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     servers = config.get("mcp_servers")
-    return isinstance(servers, dict) and "hoptell" in servers
+    return isinstance(servers, dict) and SERVER in servers
 
 
 def _known(folder: Path) -> Session | None:

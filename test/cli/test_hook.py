@@ -34,7 +34,7 @@ def test_the_printed_settings_run_this_python_by_its_absolute_path() -> None:
 def test_the_plugin_has_the_same_hooks_as_are_printed() -> None:
     of_plugin = json.loads((REPOSITORY / "hooks" / "hooks.json").read_text())["hooks"]
     launcher = "${CLAUDE_PLUGIN_ROOT}/.claude-plugin/launch.sh"
-    expected = hooks.settings(launcher, ["hook"])["hooks"]
+    expected = hooks.wanted(launcher, ["hook"])["hooks"]
     assert of_plugin == expected
 
 

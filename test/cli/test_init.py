@@ -1,5 +1,6 @@
 """`hoptell init`: the settings file, joining a relay, and what it says to run next."""
 
+import json
 import os
 import re
 import shlex
@@ -16,11 +17,11 @@ from support.agents import Computer
 from support.relay import TOKEN, RelayProcess, relay_process
 
 from hoptell import cli
-from hoptell.cli import init
+from hoptell.env_file import read_settings_file
 from hoptell.relay.credentials import add_member
-from hoptell.settings import read_settings_file
-from hoptell.setup.agents import AGENTS
+from hoptell.setup.agents.table import AGENTS
 
+CERTIFICATES = Path(__file__).parent.parent / "support" / "certificates"
 OTHER_TOKEN = "another-token-than-the-relays"
 
 
@@ -95,9 +96,50 @@ def test_the_command_for_another_machine_hands_the_token_over_unseen(
     run: Any, computer: Computer
 ) -> None:
     output = run().output
-    (line,) = re.findall(r"^  (sed .+) \| ssh MACHINE", output, re.M)
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=10)
+    ((line, join),) = re.findall(r"^  (\S.+) \| ssh MACHINE (.+)$", output, re.M)
+    environ = {**computer.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, shell=True, env=environ, capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == tokens(computer)[0]
+    assert shlex.split(shlex.split(join)[0])[:3] == ["hoptell", "init", "--relay"]
+
+
+@pytest.mark.parametrize(
+    "line", ["export HOPTELL_TOKEN={}", "HOPTELL_TOKEN='{}'", ' HOPTELL_TOKEN = "{}" # mine']
+)
+def test_the_token_is_shown_as_the_commands_read_it(computer: Computer, line: str) -> None:
+    computer.write(".config/hoptell/.env", f"HOPTELL_NAME=x\n{line.format(TOKEN)}\n")
+    shown = CliRunner(env=computer.environ).invoke(cli.command_line, ["init", "--show-token"])
+    assert (shown.exit_code, shown.output) == (0, f"{TOKEN}\n")
+
+
+@pytest.mark.parametrize("token", [None, "sha256:" + 64 * "a"])
+def test_a_token_that_is_not_there_is_not_shown(
+    run: Any, computer: Computer, token: str | None
+) -> None:
+    if token is not None:
+        computer.write_settings(token=token)
+    result = run("--show-token")
+    assert result.exit_code == 1 and result.stdout == "" and "token" in result.stderr
+    assert token is not None or not settings_file(computer).exists()
+
+
+@pytest.mark.parametrize(
+    ("relay", "shown"),
+    [
+        ("ws://localhost", "ws://ADDRESS"),
+        ("ws://127.0.0.2:80/way", "ws://ADDRESS:80/way"),
+        ("wss://localhost:7777", "wss://ADDRESS:7777"),
+        ("wss://[::1]", "wss://ADDRESS"),
+        ("wss://relay.example:1/?a=b&c", "wss://relay.example:1/?a=b&c"),
+    ],
+)
+def test_other_machines_are_told_the_same_way_to_the_relay(
+    run: Any, computer: Computer, monkeypatch: pytest.MonkeyPatch, relay: str, shown: str
+) -> None:
+    monkeypatch.setattr("hoptell.cli.init._address", lambda: "ADDRESS")
+    computer.write_settings(token=TOKEN, relay=relay)
+    (line,) = re.findall(r"^  (hoptell init --relay .+)$", run().output, re.M)
+    assert shlex.split(line) == ["hoptell", "init", "--relay", shown, "--token-stdin"]
 
 
 def test_with_no_agent_and_no_tmux_it_says_how_to_add_any(run: Any) -> None:
@@ -114,11 +156,45 @@ def test_a_relay_on_another_port_is_told_to_other_machines(run: Any, computer: C
 def test_a_relay_that_runs_is_not_to_be_started(
     run: Any, computer: Computer, relay: RelayProcess
 ) -> None:
+    computer.write_settings(token=TOKEN)
     computer.environ["HOPTELL_PORT"] = "9"
     assert "Start the relay" in run().output
     computer.environ["HOPTELL_PORT"] = str(relay.port)
     output = run().output
-    assert f"The relay at {relay.url} is running." in output and "Start the relay" not in output
+    assert f"The relay at {relay.url} is running." in output and "tart the relay" not in output
+
+
+def test_a_relay_of_somebody_else_does_not_count(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    computer.environ["HOPTELL_PORT"] = str(relay.port)
+    output = run().output
+    assert f"The relay at {relay.url} does not know this token" in output
+    assert f"\n  HOPTELL_PORT={relay.port + 1}\n" in output and " relay\n" in output
+    assert "is running" not in output
+    computer.environ["HOPTELL_RELAY"] = relay.url
+    output = run().output
+    assert "it is of no use here: " in output and "HOPTELL_PORT=" not in output
+
+
+def test_a_relay_with_a_certificate_is_reached_and_told_by_tls(
+    run: Any, computer: Computer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = str(CERTIFICATES / "good.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "authority.pem"))
+    tls = {"HOPTELL_TLS_CERT": certificate, "HOPTELL_TLS_KEY": certificate}
+    (tmp_path / "relay").mkdir()
+    with relay_process(tmp_path / "relay", **tls) as relay:
+        computer.write_settings(
+            token=TOKEN, port=str(relay.port), tls_cert=certificate, tls_key=certificate
+        )
+        output = run().output
+        assert f"The relay at wss://127.0.0.1:{relay.port} is running." in output
+        assert re.search(rf"hoptell init --relay wss://\S+:{relay.port} --token-stdin", output)
+        runner = CliRunner(env=computer.environ)
+        assert runner.invoke(cli.command_line, ["list"]).exit_code == 0
+        found = json.loads(runner.invoke(cli.command_line, ["doctor", "--json"]).stdout)["checks"]
+        assert not [one for one in found if one["status"] == "fail"]
 
 
 def test_who_joined_through_a_tunnel_is_not_told_to_run_a_relay(
@@ -222,7 +298,10 @@ def test_without_a_token_joining_says_how_to_give_one(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+    "args",
+    [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+    + [["--relay", ""], ["--relay", " ", "--apply", "codex"]]
+    + [["--show-token", "--force"], ["--show-token", "--relay", "ws://x"]],
 )
 def test_options_that_make_no_sense_are_wrong_usage(
     run: Any, computer: Computer, args: list[str]
@@ -234,11 +313,7 @@ def test_options_that_make_no_sense_are_wrong_usage(
 # Agents ---------------------------------------------------------------------------------------
 
 
-def test_it_offers_every_agent_that_it_knows() -> None:
-    assert init.AGENTS == tuple(AGENTS)
-
-
-@pytest.mark.parametrize("key", init.AGENTS)
+@pytest.mark.parametrize("key", AGENTS)
 def test_applying_shows_and_does_it_once(run: Any, computer: Computer, key: str) -> None:
     computer.install("claude", "codex", "opencode", "gemini", "agy", "cursor")
     first = run("--apply", key)

@@ -119,6 +119,28 @@ def test_a_port_where_the_commands_here_do_not_look_is_told(
         assert told is not known
 
 
+@pytest.mark.parametrize(
+    ("mode", "token", "told"),
+    [
+        (0o644, TOKEN, True),
+        (0o600, TOKEN, False),
+        (0o644, "", False),
+        (0o644, f"sha256:{64 * 'a'}", False),
+    ],
+)
+def test_a_token_that_others_on_the_machine_can_read_is_told_at_the_start(
+    tmp_path: Path, mode: int, token: str, told: bool
+) -> None:
+    file = tmp_path / "its settings"
+    file.write_text(f"HOPTELL_TOKEN={token}\n")
+    file.chmod(mode)
+    with relay_process(tmp_path, HOPTELL_ENV=str(file)) as relay:
+        lines = [line for line in relay.lines() if "can read" in line]
+        assert len(lines) == told
+        assert not told or f"{file}, and the token in it: chmod 600 '{file}'" in lines[0]
+        assert TOKEN not in "".join(relay.lines())
+
+
 def test_a_second_relay_does_not_change_the_token_of_the_first(
     tmp_path: Path, taken_port: int
 ) -> None:

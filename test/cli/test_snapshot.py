@@ -63,6 +63,14 @@ def test_check_takes_files_of_any_size_and_kind_of_bytes(file: Path) -> None:
     assert snapshot("--check", digest(file), file).exit_code == 0
 
 
+def test_it_works_where_the_system_has_no_way_to_open_without_waiting(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_NONBLOCK")  # as on Windows
+    monkeypatch.delattr(os, "O_CLOEXEC", raising=False)
+    assert snapshot("--check", digest(file), file).exit_code == 0
+
+
 @pytest.mark.parametrize("given", ["12", "x" * 64, "", "a" * 65])
 def test_a_hash_that_is_none_is_wrong_usage(file: Path, given: str) -> None:
     result = snapshot("--check", given, file)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def end_descendants(pids: list[int]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids:
             if pid in descendants():
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(pid, number)
         end = time.monotonic() + 3
         while set(pids) & set(descendants()) and time.monotonic() < end:
             time.sleep(0.05)

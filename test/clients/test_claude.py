@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clients.conftest import Relay
 from clients.lab import Pane, Site, descendants, eventually, export_checkout, hoptell_processes
-from clients.model import Model, Say
+from clients.model import NOTICE, Call, Model, Request, Say, read_if_told
 from clients.peer import Peer
 from clients.waking import is_online, notices, was_told, woken_after
 
@@ -165,6 +165,31 @@ def test_each_of_two_sessions_wakes_for_its_own_messages(
     assert woken_after(model, peer, "for the first") < WAKE_LIMIT
     both = [one.shows("for the second") and one.shows("for the first") for one in model.seen()]
     assert not any(both)
+
+
+def reads_where_the_notice_says(request: Request) -> Call | None:
+    if read_if_told(request.items) is None:
+        return None
+    notice = next(one for one in reversed(request.items) if NOTICE.search(one.text))
+    server = "mcp__hoptell" if 'you are "second"' in notice.text else TOOLS
+    return Call(f"{server}__read_inbox")
+
+
+def test_with_a_server_beside_the_plugins_messages_for_either_wake_the_session(
+    plugin: None, site: Site, model: Model, peer: Peer
+) -> None:
+    values = [f"HOPTELL_RELAY={site.relay_url}", f"HOPTELL_TOKEN={site.token}"]
+    add = ["mcp", "add", "--scope", "user", "hoptell", "-e", *values, "HOPTELL_NAME=second", "--"]
+    site.run("claude", *add, str(site.commands / "hoptell"), "mcp")
+    model.rules.append(reads_where_the_notice_says)
+    site.start("claude", "--permission-mode", "manual", "--allowedTools", TOOLS, "mcp__hoptell")
+    for name in ("reader", "second"):
+        online = eventually(lambda name=name: is_online(peer, name), timeout=20)
+        assert online, (name, peer.peers())
+    for round in range(2):
+        for name in ("reader", "second"):
+            assert woken_after(model, peer, f"for {name}, {round}", to=name) < WAKE_LIMIT
+            time.sleep(1)
 
 
 def test_peers_see_how_it_is_woken_and_the_session_knows_that_it_is_proven(

@@ -10,6 +10,8 @@ from clients.peer import Peer
 from clients.waking import is_online, notices, was_told, woken_after
 
 WAKE_LIMIT = 2.0
+ALONE_LIMIT = 15.0
+"""The same without Codex's daemon: a session then looks into its queue now and then."""
 
 
 def configure(site: Site, name: str = "codex") -> None:
@@ -23,9 +25,9 @@ def configure(site: Site, name: str = "codex") -> None:
     write(site.home / ".config" / "hoptell" / ".env", settings)
 
 
-def start(site: Site, model: Model, peer: Peer) -> Pane:
+def start(site: Site, model: Model, peer: Peer, *options: str) -> Pane:
     """A session that has called one of hoptell's tools, as any that works with hoptell has."""
-    pane = site.start("codex")
+    pane = site.start("codex", *options)
     assert eventually(lambda: is_online(peer, "codex"), timeout=20), pane.screen()
     since = model.count()
     pane.submit("mock: call list_peers {}")
@@ -109,6 +111,43 @@ def test_it_wakes_after_the_user_interrupted_a_turn(codex: Pane, model: Model, p
     assert shown.shows("after the interruption") == 1
     time.sleep(2)
     assert woken_after(model, peer, "and once more", to="codex") < WAKE_LIMIT
+
+
+@pytest.fixture
+def alone(site: Site, model: Model, peer: Peer) -> Iterator[Pane]:
+    configure(site)
+    yield start(site, model, peer, "--no-daemon")
+
+
+def test_without_its_daemon_an_idle_session_wakes_later(
+    alone: Pane, model: Model, peer: Peer
+) -> None:
+    waits = []
+    for number in range(3):
+        waits.append(woken_after(model, peer, f"text-number-{number}", to="codex"))
+        time.sleep(1)
+    print("seconds until the model saw the notice:", " ".join(f"{wait:.2f}" for wait in waits))
+    assert max(waits) < ALONE_LIMIT
+    assert [model.seen()[-1].shows(f"text-number-{number}") for number in range(3)] == [1] * 3
+
+
+def test_without_its_daemon_an_interrupted_session_is_told_that_nothing_wakes_it(
+    alone: Pane, model: Model, peer: Peer
+) -> None:
+    since = model.count()
+    alone.submit("mock: stream 60")
+    model.wait(lambda one: one.shows("mock: stream 60") > 0, since=since)
+    time.sleep(1)
+    alone.press("Escape")
+    time.sleep(1)
+    peer.send("codex", "after the interruption")
+    # The queue stands still until the user goes on, and nothing can start it: peers are told.
+    assert eventually(lambda: peer.peers()["codex"].wake == "poll", timeout=90)
+    alone.submit("mock: call list_peers {}")
+    model.wait(was_told("did not wake you"), since=since)
+    shown = model.wait(was_told("after the interruption"), since=since, timeout=40)
+    assert shown.shows("after the interruption") == 1
+    assert eventually(lambda: peer.peers()["codex"].wake == "codex")
 
 
 def test_peers_see_how_it_is_woken_and_the_session_knows_that_it_is_proven(

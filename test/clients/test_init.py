@@ -17,13 +17,14 @@ def test_claude_code_is_woken(joined: Site, model: Model, peer: Peer) -> None:
     said = joined.run("hoptell", "init", "--apply", "claude")
     assert "Done: Claude Code has hoptell." in said
     assert "nothing to do" in joined.run("hoptell", "init", "--apply", "claude")
-    allowed = ("--permission-mode", "manual", "--allowedTools", "mcp__hoptell")
-    joined.start("claude", *allowed, HOPTELL_NAME="reader")
+    pane = joined.start("claude", "--permission-mode", "manual", HOPTELL_NAME="reader")
     assert eventually(lambda: is_online(peer, "reader")), hoptell_processes(joined.home)
     assert woken_after(model, peer, "text-number-1") < 2
     assert woken_after(model, peer, "text-number-2") < 2
     found = joined.run("hoptell", "doctor")
     assert "ok    agents claude" in found and "wake mode hook (proven)" in found
+    pane.submit(f"mock: shell touch {joined.work / 'mine'}")
+    assert pane.shows("Do you want to proceed?")  # nothing but hoptell's tools is allowed
 
 
 def test_codex_is_woken(joined: Site, model: Model, peer: Peer) -> None:
@@ -38,6 +39,8 @@ def test_codex_is_woken(joined: Site, model: Model, peer: Peer) -> None:
     assert woken_after(model, peer, "text-number-1") < 2
     found = joined.run("hoptell", "doctor")
     assert "ok    agents codex" in found and "wake mode codex (proven)" in found
+    pane.submit(f"mock: shell touch {joined.work / 'mine'}")
+    assert pane.shows("Would you like to run")
 
 
 def test_opencode_has_the_server(joined: Site, peer: Peer) -> None:

@@ -99,18 +99,20 @@ def test_a_hash_in_the_place_of_the_token_fails(computer: Computer) -> None:
     ("content", "words"),
     [
         ("HOPTELL_TOKEN", "line 1, is not NAME=value"),
-        ("HOPTELL_PUSH=shout", "HOPTELL_PUSH in"),
-        ("HOPTELL_NAME=a b", "HOPTELL_NAME in"),
+        ("HOPTELL_PUSH=shout", "HOPTELL_PUSH in {file}: it is one of hook, channel, codex"),
+        ("HOPTELL_NAME=a b", "HOPTELL_NAME in {file}: a peer name is 1 to 64 letters"),
     ],
 )
 def test_settings_that_are_wrong_fail_and_nothing_else_is_tried(
     computer: Computer, content: str, words: str
 ) -> None:
+    file = computer.home / ".config" / "hoptell" / ".env"
     computer.write(".config/hoptell/.env", content + "\n").chmod(0o600)
     findings = Findings(computer.environ)
     assert findings.failed == {"settings"}
     entry = findings["settings"]
-    assert words in f"{entry['message']}: {entry['fix']}"
+    assert words.format(file=file) in entry["message"]
+    assert entry["fix"] == ("fix it" if "line 1" in words else None)
     assert findings["agents"]["message"] == "not tried, since settings failed"
 
 

@@ -19,11 +19,15 @@ from click.testing import CliRunner
 from support.agents import Computer
 from support.doctor import Findings
 from support.relay import TOKEN, RelayProcess, relay_process, running_relay
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import Close
 
-from hoptell import cli
+from hoptell import cli, explain, frames
 from hoptell.doctor import network
 from hoptell.doctor.network import LINKS
+from hoptell.errors import LoginRefused, RelayUnreachable
 from hoptell.relay.credentials import add_member
+from hoptell.settings import load_peer_settings
 
 CERTIFICATES = Path(__file__).parent.parent / "support" / "certificates"
 
@@ -149,6 +153,34 @@ def test_a_name_that_a_members_token_may_not_use_fails_at_the_login(
     assert to(computer, relay.url, relay.environment["ALICE"], name="alice-2").exit_code == 0
 
 
+@pytest.mark.parametrize("reason", ["the relay speaks version 9: get in: it's late", ""])
+def test_a_relay_of_another_version_is_told_with_its_own_words(
+    computer: Computer, reason: str
+) -> None:
+    computer.write_settings(relay="ws://127.0.0.1:9", token=TOKEN)
+    way = network.Way(load_peer_settings(computer.environ), computer.environ, network.Found())
+    close = ConnectionClosedError(Close(frames.CLOSE_BAD_VERSION, reason), None)
+    refused = explain.close(close, "ws://relay in: a place", "bob")
+    assert isinstance(refused, LoginRefused)
+    line = way._refused(refused)
+    said = f" ({reason})" if reason else ""
+    assert line.message == f"the relay does not understand this hoptell{said}"
+    assert line.fix == "use the same version of hoptell here and on the relay"
+
+
+def test_what_to_do_about_a_login_is_apart_from_what_is_wrong(
+    computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreachable:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise RelayUnreachable("it is gone: for good", "ask: nicely")
+
+    monkeypatch.setattr(network, "RelayClient", Unreachable)
+    monkeypatch.setattr(network, "LINKS", ("login",))
+    login = to(computer, "ws://127.0.0.1:9")["login"]
+    assert (login["message"], login["fix"]) == ("it is gone: for good", "ask: nicely")
+
+
 def test_a_dead_relay_fails_at_tcp(computer: Computer) -> None:
     findings = to(computer, "ws://127.0.0.1:9")
     assert findings.failed == {"tcp"}
@@ -246,7 +278,9 @@ def test_something_else_at_the_address_fails_at_health(
 def test_an_address_that_is_none_fails_at_the_settings(computer: Computer) -> None:
     findings = to(computer, "http://127.0.0.1:7777")
     assert findings.failed == {"settings"}
-    assert "a relay is ws://host:port" in (findings["settings"]["fix"] or "")
+    file = computer.home / ".config" / "hoptell" / ".env"
+    expected = f"HOPTELL_RELAY in {file}: a relay is ws://host:port or wss://host"
+    assert findings["settings"]["message"] == expected and findings["settings"]["fix"] is None
     assert findings["login"]["message"] == "not tried, since settings failed"
 
 

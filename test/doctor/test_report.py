@@ -7,6 +7,7 @@ import pytest
 
 from hoptell.doctor import report
 from hoptell.doctor.report import CHECKS, Line
+from hoptell.errors import HoptellError
 
 LINES = [
     Line("python", "ok", "Python 3"),
@@ -35,6 +36,12 @@ def test_as_json_it_has_the_documented_shape() -> None:
     }
     assert value["checks"][0]["about"] is None and value["checks"][0]["fix"] is None
     assert json.loads(report.as_json(LINES[:1] + LINES[2:], "1"))["ok"] is True
+
+
+def test_a_sentence_with_colons_in_it_is_not_taken_apart() -> None:
+    error = HoptellError("a: b", "c: d")
+    assert report.failed("agents", error) == Line("agents", "fail", "a: b", "c: d")
+    assert report.failed("agents", HoptellError("a: b")).fix is None
 
 
 def test_no_secret_and_no_control_character_gets_out() -> None:

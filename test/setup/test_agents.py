@@ -13,8 +13,10 @@ import pytest
 from support.agents import Computer
 
 from hoptell.errors import ConfigurationError, HoptellError
-from hoptell.setup import agents, hooks
-from hoptell.setup.agents import AGENTS, RunCommand, WriteFile
+from hoptell.setup import hooks
+from hoptell.setup.agents import claude
+from hoptell.setup.agents.agent import RunCommand, WriteFile, run_command
+from hoptell.setup.agents.table import AGENTS
 from hoptell.setup.machine import Machine, is_passing, own_command
 
 HOPTELL = "/opt/h/bin/hoptell"
@@ -136,15 +138,48 @@ def test_hoptell_in_opencodes_file_with_comments_is_found(
     assert AGENTS["opencode"].steps(machine, None) == []
 
 
+@pytest.mark.parametrize(
+    ("key", "off"),
+    [
+        ("opencode", {"enabled": False}),
+        ("gemini", {"disabled": True}),
+        ("cursor", {"disabled": True}),
+    ],
+)
 def test_a_registration_that_was_switched_off_is_switched_on(
-    computer: Computer, machine: Machine
+    computer: Computer, machine: Machine, key: str, off: dict[str, bool]
 ) -> None:
-    apply("opencode", machine)
-    value = computer.read(JSON_FILES["opencode"])
-    value["mcp"]["hoptell"]["enabled"] = False
-    computer.write(JSON_FILES["opencode"], value)
-    apply("opencode", machine)
-    assert computer.read(JSON_FILES["opencode"])["mcp"]["hoptell"]["enabled"] is True
+    path = "mcp" if key == "opencode" else "mcpServers"
+    apply(key, machine)
+    value = computer.read(JSON_FILES[key])
+    value[path]["hoptell"] |= off
+    computer.write(JSON_FILES[key], value)
+    (shown,) = apply(key, machine)
+    assert "switched on" in shown
+    (found,) = AGENTS[key].registrations(machine)
+    assert found.enabled and AGENTS[key].steps(machine, None) == []
+
+
+def test_codex_is_switched_on_too(computer: Computer, machine: Machine) -> None:
+    apply("codex", machine)
+    file = computer.home / ".codex" / "config.toml"
+    file.write_text(file.read_text() + "enabled = false\n")
+    assert not AGENTS["codex"].registrations(machine)[0].enabled
+    (shown,) = apply("codex", machine)
+    assert "enabled = true" in shown
+    assert AGENTS["codex"].registrations(machine)[0].enabled
+    assert AGENTS["codex"].steps(machine, None) == []
+
+
+@pytest.mark.parametrize("key", ["opencode", "gemini", "cursor"])
+def test_a_file_with_comments_that_has_it_all_is_enough(
+    computer: Computer, machine: Machine, key: str
+) -> None:
+    apply(key, machine)
+    file = computer.home / JSON_FILES[key]
+    text = "// mine\n" + file.read_text()
+    file.write_text(text)
+    assert AGENTS[key].steps(machine, None) == [] and file.read_text() == text
 
 
 # Codex ----------------------------------------------------------------------------------------
@@ -187,7 +222,70 @@ def test_codexs_file_that_is_broken_stays_as_it_is(computer: Computer, machine: 
     assert AGENTS["codex"].registrations(machine) == []
 
 
-@pytest.mark.parametrize("text", ["mcp_servers = 1\n", "[mcp_servers]\nhoptell = 1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mcp_servers = {}\n",
+        'mcp_servers = {other = {command = "x"}}\n[tui]\na = 1\n',
+        'mcp_servers.other.command = "x"\n',
+        'mcp_servers = {hoptell = {command = "x"}}\n',
+        '[mcp_servers]\nhoptell = {command = "x", env = {A = "b"}}\n',
+        'mcp_servers.hoptell.command = "x"\n[mcp_servers.other]\ncommand = "y"\n',
+        '[mcp_servers.other]\ncommand = "y"\n[tui]\n[mcp_servers.third]\ncommand = "y"\n',
+    ],
+)
+def test_codexs_servers_may_be_written_in_any_way(
+    computer: Computer, machine: Machine, text: str
+) -> None:
+    file = computer.write(".codex/config.toml", text)
+    try:
+        apply("codex", machine)
+    except ConfigurationError as error:
+        assert "add this to it yourself" in str(error) and file.read_text() == text
+        return
+    before, after = tomllib.loads(text), tomllib.loads(file.read_text())
+    (found,) = AGENTS["codex"].registrations(machine)
+    assert found.command == COMMAND and found.name == "sam-codex"
+    before["mcp_servers"].pop("hoptell", None)
+    del after["mcp_servers"]["hoptell"]
+    assert after == before
+    assert AGENTS["codex"].steps(machine, None) == []
+
+
+def test_what_cannot_be_added_to_codexs_file_is_told_as_toml(
+    computer: Computer, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug of the library")
+
+    monkeypatch.setattr("tomlkit.dumps", broken)
+    computer.write(".codex/config.toml", "a = 1\n")
+    with pytest.raises(ConfigurationError, match="stays as it is") as caught:
+        AGENTS["codex"].steps(machine, None)
+    entry = tomllib.loads(str(caught.value).partition("[table]: ")[2])["mcp_servers"]["hoptell"]
+    assert (entry["command"], entry["args"]) == (HOPTELL, ["mcp"])
+    assert entry["env"] == {"HOPTELL_NAME": "sam-codex"}
+
+
+@pytest.mark.parametrize("arguments", [5, "mcp", None])
+def test_an_entry_that_makes_no_sense_is_not_a_crash(
+    computer: Computer, machine: Machine, arguments: Any
+) -> None:
+    entry = {"command": HOPTELL, "args": arguments}
+    computer.write(".gemini/settings.json", {"mcpServers": {"hoptell": entry}})
+    (found,) = AGENTS["gemini"].registrations(machine)
+    assert found.command == (HOPTELL,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mcp_servers = 1\n",
+        "[mcp_servers]\nhoptell = 1\n",
+        "[mcp_servers.hoptell]\nenv = 1\n",
+        "[[mcp_servers]]\na = 1\n",
+    ],
+)
 def test_codexs_file_with_something_else_in_the_way_is_not_a_crash(
     computer: Computer, machine: Machine, text: str
 ) -> None:
@@ -212,7 +310,7 @@ def test_claude_code_gets_a_server_and_the_hooks_that_wake_it(
     ]
     after = computer.read(".claude/settings.json")
     assert after["theme"] == "dark" and after["hooks"]["Stop"][0] == mine
-    expected = hooks.settings(HOPTELL, ["hook"])["hooks"]
+    expected = hooks.wanted(HOPTELL, ["hook"])["hooks"]
     assert after["hooks"]["Stop"][1:] == expected.pop("Stop")
     assert {event: after["hooks"][event] for event in expected} == expected
 
@@ -221,11 +319,36 @@ def test_hooks_of_an_older_place_are_changed_and_not_added_again(
     computer: Computer, machine: Machine
 ) -> None:
     computer.install("claude")
-    old = hooks.settings("/old/python", ["-m", "hoptell", "hook"])
+    old = hooks.wanted("/old/python", ["-m", "hoptell", "hook"])
     computer.write(".claude/settings.json", old)
     apply("claude", machine)
     after = computer.read(".claude/settings.json")
-    assert after["hooks"] == hooks.settings(HOPTELL, ["hook"])["hooks"]
+    assert after["hooks"] == hooks.wanted(HOPTELL, ["hook"])["hooks"]
+
+
+def test_claude_codes_settings_with_comments_are_enough_if_they_have_it_all(
+    computer: Computer, machine: Machine
+) -> None:
+    computer.install("claude")
+    file = computer.write(".claude/settings.json", "{} // mine\n")
+    with pytest.raises(ConfigurationError, match="add this to it yourself: ") as caught:
+        AGENTS["claude"].steps(machine, None)
+    file.write_text(str(caught.value).partition("yourself: ")[2] + " // mine\n")
+    before = file.read_text()
+    apply("claude", machine)
+    assert AGENTS["claude"].registrations(machine) and file.read_text() == before
+
+
+def test_claude_codes_state_is_copied_before_its_command_changes_it(
+    computer: Computer, machine: Machine
+) -> None:
+    computer.install("claude")
+    before = {"mcpServers": {"hoptell": {"command": "/old", "args": ["mcp"]}}, "mine": 1}
+    computer.write(".claude.json", before)
+    notes = [step.run() or "" for step in AGENTS["claude"].steps(machine, None)]
+    assert computer.read(".claude.json.before-hoptell") == before
+    assert f"{computer.home}/.claude.json.before-hoptell" in notes[0]
+    assert len(list(computer.home.glob(".claude.json.before-hoptell*"))) == 1
 
 
 @pytest.mark.parametrize("plugin", [False, True])
@@ -235,8 +358,9 @@ def test_a_woken_claude_code_may_use_hoptells_tools_without_a_question(
     computer.install("claude")
     mine = {"permissions": {"allow": ["Bash(ls:*)"], "defaultMode": "plan"}}
     computer.write(".claude/settings.json", mine | {"enabledPlugins": {"hoptell@hoptell": plugin}})
-    apply("claude", machine)
+    shown = apply("claude", machine)
     rule = "mcp__plugin_hoptell_hoptell" if plugin else "mcp__hoptell"
+    assert f'"permissions": allow {rule}' in shown[-1]
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {"allow": ["Bash(ls:*)", rule], "defaultMode": "plan"}
     assert AGENTS["claude"].steps(machine, None) == []
@@ -251,6 +375,28 @@ def test_what_somebody_decided_about_hoptells_tools_stays(
     apply("claude", machine)
     permissions = computer.read(".claude/settings.json")["permissions"]
     assert permissions == {kind: ["mcp__hoptell"]}
+
+
+def test_codex_may_use_hoptells_tools_and_no_others_without_a_question(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = 'approval_policy = "untrusted"\n\n[mcp_servers.other]\ncommand = "x"\n'
+    computer.write(".codex/config.toml", mine)
+    (shown,) = apply("codex", machine)
+    assert 'default_tools_approval_mode = "approve"' in shown
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"].pop("hoptell")["default_tools_approval_mode"] == "approve"
+    assert after == tomllib.loads(mine)
+
+
+def test_what_somebody_decided_about_hoptells_tools_in_codex_stays(
+    computer: Computer, machine: Machine
+) -> None:
+    mine = '[mcp_servers.hoptell]\ncommand = "x"\ndefault_tools_approval_mode = "prompt"\n'
+    computer.write(".codex/config.toml", mine)
+    apply("codex", machine)
+    after = tomllib.loads((computer.home / ".codex" / "config.toml").read_text())
+    assert after["mcp_servers"]["hoptell"]["default_tools_approval_mode"] == "prompt"
 
 
 def test_a_name_for_claude_code_gives_way_to_that_of_the_session(
@@ -277,23 +423,23 @@ def test_the_plugin_is_used_where_its_launcher_finds_this_hoptell(computer: Comp
     script.chmod(0o755)
     machine = dataclasses.replace(here(computer), command=(str(script),), folders=("~/.local/bin",))
     apply("claude", machine)
-    root = Path(agents.__file__).resolve().parent.parent.parent
+    root = Path(claude.__file__).resolve().parent.parent.parent.parent
     assert computer.calls() == [
         ["claude", "plugin", "marketplace", "add", str(root)],
         ["claude", "plugin", "install", "hoptell@hoptell"],
     ]
     assert AGENTS["claude"].steps(machine, None) == []
     elsewhere = dataclasses.replace(machine, command=(HOPTELL,))
-    assert agents.plugin_root(elsewhere) is None
+    assert claude.plugin_root(elsewhere) is None
     pointed = dataclasses.replace(machine, pointers={"HOPTELL_ENV": "/x"})
-    assert agents.plugin_root(pointed) is None
+    assert claude.plugin_root(pointed) is None
 
 
 def test_plugin_and_server_together_are_a_problem(computer: Computer, machine: Machine) -> None:
     computer.install("claude")
     apply("claude", machine)
     settings = computer.read(".claude/settings.json")
-    computer.write(".claude/settings.json", settings | {"enabledPlugins": {agents.PLUGIN: True}})
+    computer.write(".claude/settings.json", settings | {"enabledPlugins": {claude.INSTALLED: True}})
     assert "take the name from each other" in (AGENTS["claude"].problem(machine) or "")
 
 
@@ -335,6 +481,52 @@ def test_claude_codes_own_folder_may_be_elsewhere(computer: Computer) -> None:
     assert hooks.EVENTS[0] in computer.read("claude/settings.json")["hooks"]
 
 
+@pytest.mark.parametrize("key", AGENTS)
+def test_how_to_start_it_says_the_name_that_it_has(computer: Computer, key: str) -> None:
+    computer.install("claude", "agy")
+    machine = here(computer)
+    apply(key, machine, "zoe")
+    start = AGENTS[key].start(machine)
+    assert "it is zoe" in start and "sam" not in start
+    if "second" in start:
+        assert "HOPTELL_NAME=zoe-2" in start
+
+
+def test_a_name_in_claude_codes_own_file_is_not_said_to_give_way(
+    computer: Computer, machine: Machine
+) -> None:
+    entry = {"command": HOPTELL, "args": ["mcp"], "env": {"HOPTELL_NAME": "zoe"}}
+    computer.write(".claude.json", {"mcpServers": {"hoptell": entry}})
+    assert AGENTS["claude"].start(machine) == "claude (it is zoe)"
+
+
+def test_antigravity_has_its_name_in_its_configuration_and_another_is_refused(
+    computer: Computer, machine: Machine
+) -> None:
+    computer.install("agy")
+    assert AGENTS["antigravity"].start(machine) == "agy (it is sam-antigravity)"
+    apply("antigravity", machine)
+    (found,) = AGENTS["antigravity"].registrations(machine)
+    assert found.command == COMMAND and found.name == "sam-antigravity"
+    moved = dataclasses.replace(machine, command=("/new/hoptell",))
+    for other, name in ((machine, "zoe"), (moved, None)):
+        with pytest.raises(HoptellError, match="remove the server hoptell there"):
+            AGENTS["antigravity"].steps(other, name)
+
+
+@pytest.mark.parametrize("line", ["hoptell", "hoptell: 'x", "  hoptell  (stdio)  connected"])
+def test_antigravitys_list_may_tell_no_command(
+    computer: Computer, machine: Machine, line: str
+) -> None:
+    computer.install("agy")
+    computer.write("agy", line + "\n")
+    assert AGENTS["antigravity"].registrations(machine)
+    assert AGENTS["antigravity"].steps(machine, None) == []
+    assert AGENTS["antigravity"].start(machine) == "agy"
+    with pytest.raises(HoptellError, match="remove the server hoptell there"):
+        AGENTS["antigravity"].steps(machine, "zoe")
+
+
 # What they share ------------------------------------------------------------------------------
 
 
@@ -360,11 +552,11 @@ def test_a_command_of_an_agent_that_fails_or_hangs_is_one_sentence(computer: Com
     computer.install("slow", script="#!/bin/sh\nexec /bin/sleep 60\n")
     bad, slow = (str(computer.bin / name) for name in ("bad", "slow"))
     with pytest.raises(HoptellError, match=r"`bad mcp add` failed \(3\): no\\x1b\[31m way"):
-        agents.run_command((bad, "mcp", "add", "x"), computer.environ, 10)
+        run_command((bad, "mcp", "add", "x"), computer.environ, 10)
     with pytest.raises(HoptellError, match="`slow` did not end within 0 s"):
-        agents.run_command((slow,), computer.environ, 0.1)
+        run_command((slow,), computer.environ, 0.1)
     with pytest.raises(HoptellError, match="cannot run /no/where: No such file"):
-        agents.run_command(("/no/where",), computer.environ, 1)
+        run_command(("/no/where",), computer.environ, 1)
 
 
 def test_steps_say_what_they_will_do(tmp_path: Path) -> None:
@@ -372,15 +564,6 @@ def test_steps_say_what_they_will_do(tmp_path: Path) -> None:
     shown = WriteFile(tmp_path / "f", "all of it", "the new part").shown()
     assert shown.startswith(f"write  {tmp_path / 'f'}, where") and "the new part" in shown
     assert "all of it" not in shown
-
-
-def test_programs_of_the_current_folder_are_not_found(
-    computer: Computer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computer.install("codex")
-    monkeypatch.chdir(computer.bin)
-    computer.environ["PATH"] = ":/nonexistent"
-    assert here(computer).find("codex") is None
 
 
 # The machine ----------------------------------------------------------------------------------
@@ -407,9 +590,20 @@ def test_without_a_script_the_interpreter_is_named_and_keeps_the_folder_out(
     assert own_command() == ("/usr/bin/python3-that-is-not-there", "-P", "-m", "hoptell")
 
 
-def test_a_hoptell_in_a_cache_is_known_as_such() -> None:
-    assert is_passing(("/home/u/.cache/uv/archive-v0/x/bin/hoptell",))
-    assert not is_passing(("/home/u/.local/bin/hoptell",))
+@pytest.mark.parametrize(
+    ("folder", "passing"),
+    [
+        ("/home/u/.cache/uv/archive-v0/x", True),
+        ("/home/u/.local/share/pipx/.cache/0123456789abcde", True),
+        ("/home/u/.local/pipx/.cache/0123456789abcde", True),
+        ("/home/u/.cache/pipx/0123456789abcde", True),
+        ("/Users/u/Library/Caches/pipx/0123456789abcde", True),
+        ("/home/u/.local/share/pipx/venvs/hoptell", False),
+        ("/home/u/.local", False),
+    ],
+)
+def test_a_hoptell_in_a_cache_is_known_as_such(folder: str, passing: bool) -> None:
+    assert is_passing((f"{folder}/bin/hoptell",)) is passing
 
 
 @pytest.mark.parametrize(
@@ -427,3 +621,11 @@ def test_names_begin_with_the_member_or_the_user(
 ) -> None:
     monkeypatch.setenv("LOGNAME", variables["LOGNAME"])
     assert Machine.here(computer.environ | variables).owner == owner
+
+
+def test_every_agents_module_is_in_the_table() -> None:
+    folder = Path(claude.__file__).parent
+    modules = {file.stem for file in folder.glob("*.py")}
+    assert modules - {"__init__", "agent", "json_file", "table"} == set(AGENTS)
+    for key, agent in AGENTS.items():
+        assert type(agent).__module__ == f"hoptell.setup.agents.{key}"

@@ -16,18 +16,31 @@ def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
 
 
-def test_the_first_change_leaves_a_private_copy_and_later_ones_do_not_touch_it(
-    tmp_path: Path,
-) -> None:
+def test_each_change_leaves_a_private_copy_of_how_the_file_was(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text("mine")
     file.chmod(0o644)
-    backup = files.replace(file, "second")
-    assert backup == tmp_path / "config.before-hoptell"
-    assert files.replace(file, "third") is None
-    assert (file.read_text(), backup.read_text()) == ("third", "mine")
-    assert (mode(file), mode(backup)) == (0o644, 0o600)
-    assert sorted(os.listdir(tmp_path)) == ["config", "config.before-hoptell"]
+    first = files.replace(file, "second")
+    file.write_text("second, and more of mine")
+    second = files.replace(file, "third")
+    assert first == tmp_path / "config.before-hoptell"
+    assert second == tmp_path / "config.before-hoptell-2"
+    assert (file.read_text(), first.read_text()) == ("third", "mine")
+    assert second.read_text() == "second, and more of mine"
+    assert (mode(file), mode(first), mode(second)) == (0o644, 0o600, 0o600)
+    assert len(os.listdir(tmp_path)) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root edits other users' files")
+def test_what_root_changes_stays_its_owners(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text("mine")
+    file.chmod(0o640)
+    os.chown(file, 12345, 54321)
+    backup = files.replace(file, "new")
+    assert backup is not None
+    for one, private in ((file, 0o640), (backup, 0o600)):
+        assert (one.stat().st_uid, one.stat().st_gid, mode(one)) == (12345, 54321, private)
 
 
 def test_a_new_file_is_private_and_has_no_copy(tmp_path: Path) -> None:
@@ -88,6 +101,7 @@ def test_json_keeps_its_order_indentation_and_letters(tmp_path: Path, indent: st
         "{",
         "\ufeff{}",
         "[" * 100_000,
+        '{"a": "\\ud800"}',
     ],
 )
 def test_json_that_would_lose_something_is_refused_with_what_to_add(
@@ -109,6 +123,20 @@ def test_json_with_comments_and_final_commas_can_be_read() -> None:
     assert files.parse_json("no json") == files.parse_json("[]") == {}
 
 
+def test_numbers_stay_as_they_are_written(tmp_path: Path) -> None:
+    numbers = "12345678901234567890.123456789, 1E400, 1.50, -0, 100000000000000000000001"
+    before = f'{{\n  "a": [{numbers}]\n}}\n'
+    after = files.edited_json(tmp_path / "f", before, add_server, "…")
+    assert [line.strip(" ,") for line in after.splitlines()[2:7]] == numbers.split(", ")
+    assert after.endswith('"hoptell": 1\n  }\n}\n')
+
+
+@pytest.mark.parametrize("extra", ["// mine", "", '"x": 1e3,'])
+def test_json_that_needs_no_change_stays_with_its_comments(tmp_path: Path, extra: str) -> None:
+    text = f'{{"servers": {{\n{extra}\n"hoptell": 1}}}}'
+    assert files.edited_json(tmp_path / "f", text, add_server, "…") == text
+
+
 def test_something_else_in_the_way_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'servers' in .*f is not an object"):
         files.json_table({"servers": 1}, tmp_path / "f", "servers", "x")
@@ -116,6 +144,18 @@ def test_something_else_in_the_way_is_said(tmp_path: Path) -> None:
 
 def test_toml_keeps_comments_and_what_is_broken_is_named_with_its_line(tmp_path: Path) -> None:
     text = "# mine\na = 1 # one\n"
-    assert files.edited_toml(tmp_path / "f", text, lambda d: d.update(b=2)) == f"{text}b = 2\n"
+    after = files.edited_toml(tmp_path / "f", text, lambda d: d.update(b=2), "…")
+    assert after == f"{text}b = 2\n"
     with pytest.raises(ConfigurationError, match="f, line 2 cannot be understood"):
-        files.edited_toml(tmp_path / "f", "a = 1\nb = = 2\n", lambda d: None)
+        files.edited_toml(tmp_path / "f", "a = 1\nb = = 2\n", lambda d: None, "…")
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x")])
+def test_toml_that_cannot_be_changed_stays_and_the_entry_is_told(
+    tmp_path: Path, error: Exception
+) -> None:
+    def edit(_: object) -> None:
+        raise error
+
+    with pytest.raises(ConfigurationError, match="stays as it is: add this .*: THE ENTRY"):
+        files.edited_toml(tmp_path / "f", "a = 1\n", edit, "THE ENTRY")

@@ -2,12 +2,13 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from hoptell.env_file import create_token, read_settings_file
 from hoptell.errors import ConfigurationError
-from hoptell.settings import read_settings_file
 from hoptell.setup import settings_file
 
 TOKEN = "a-token-for-tests-only"
@@ -106,6 +107,46 @@ def test_another_relay_or_token_is_replaced_only_by_force_and_kept_beside(
     assert backup.read_text() == line + "\n" and mode(backup) == 0o600
 
 
+def test_each_replacement_by_force_keeps_the_file_before_it(environ: dict[str, str]) -> None:
+    for number in range(3):
+        settings_file.join(environ, f"ws://far:{number + 1}", TOKEN, None, force=True)
+    for number, ending in ((1, ""), (2, "-2")):
+        backup = the_file(environ).with_name(f".env.before-hoptell{ending}")
+        assert read_settings_file(backup)["HOPTELL_RELAY"] == f"ws://far:{number}"
+        assert mode(backup) == 0o600
+    settings_file.join(environ, "ws://far:3", TOKEN, "bob", force=True)
+    assert read_settings_file(backup)["HOPTELL_RELAY"] == "ws://far:2", "nothing was replaced"
+
+
+def test_a_token_that_another_process_makes_meanwhile_is_not_replaced(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def place(environ: Mapping[str, str]) -> Path:
+        token, file = create_token(environ)
+        made.append(token)
+        return file
+
+    monkeypatch.setattr(settings_file, "place", place)
+    with pytest.raises(ConfigurationError, match="has another token already"):
+        settings_file.join(environ, "ws://far:1", TOKEN, None, force=False)
+    the_file(environ).unlink()
+    outcome = settings_file.make({**environ, "HOPTELL_TOKEN": TOKEN})
+    assert outcome.done == "kept"
+    assert read_settings_file(outcome.file) == {"HOPTELL_TOKEN": made[-1]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root edits other users' files")
+def test_a_file_that_root_changes_stays_its_owners(environ: dict[str, str]) -> None:
+    file = written(environ, "HOPTELL_ROLES=a\n")
+    os.chown(file, 12345, 12345)
+    create_token(environ)
+    settings_file.join(environ, "ws://far:1", TOKEN, None, force=True)
+    for one in (file, file.with_name(".env.before-hoptell")):
+        assert (one.stat().st_uid, one.stat().st_gid, mode(one)) == (12345, 12345, 0o600)
+
+
 @pytest.mark.parametrize(
     "token", ["pl+ain/=", 'q"uo\\te', "ha#sh", "do$llar", "'quotes'", '"quotes"', "back`"]
 )
@@ -121,7 +162,7 @@ def test_what_is_no_token_is_said_without_quoting_it(token: str) -> None:
 
 
 def test_without_a_home_folder_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoptell.settings._home", lambda environ: None)
-    monkeypatch.setattr("hoptell.settings._is_checkout", lambda root: False)
+    monkeypatch.setattr("hoptell.folders.home_folder", lambda environ: None)
+    monkeypatch.setattr("hoptell.env_file._is_checkout", lambda root: False)
     with pytest.raises(ConfigurationError, match="no home folder"):
         settings_file.make({})

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ async def claude(home: Path) -> AsyncIterator[FakeClaude]:
 async def test_a_notice_ends_the_hook_with_exit_code_2_and_the_notice_as_it_is(
     home: Path, claude: FakeClaude
 ) -> None:
-    async with HookWake(home, claude.process) as wake, asyncio.timeout(SHORT):
+    async with HookWake(home, claude.process, "reader") as wake, asyncio.timeout(SHORT):
         hook = await claude.hook()
         assert await wake.wait_proven(SHORT)
         await wake.announce(NOTICE)
@@ -58,7 +59,7 @@ async def test_a_hook_that_runs_before_the_sidecar_finds_it_when_it_comes(
         while registry.listener_of(home, claude.process) is None:
             await asyncio.sleep(0.01)
         started_at = time.monotonic()
-        async with HookWake(home, claude.process) as wake:
+        async with HookWake(home, claude.process, "reader") as wake:
             assert await wake.wait_proven(SHORT)
             assert time.monotonic() - started_at < 1
             await wake.announce(NOTICE)
@@ -69,7 +70,7 @@ async def test_without_a_listener_an_announcement_fails_and_its_coming_is_told(
     home: Path, claude: FakeClaude
 ) -> None:
     came = asyncio.Event()
-    async with HookWake(home, claude.process, came.set) as wake, asyncio.timeout(SHORT):
+    async with HookWake(home, claude.process, "reader", came.set) as wake, asyncio.timeout(SHORT):
         assert not wake.proven
         with pytest.raises(NotListening):
             await wake.announce(NOTICE)
@@ -80,7 +81,7 @@ async def test_without_a_listener_an_announcement_fails_and_its_coming_is_told(
 
 
 async def test_one_listener_runs_however_many_hooks_fire(home: Path, claude: FakeClaude) -> None:
-    async with HookWake(home, claude.process) as wake, asyncio.timeout(SHORT):
+    async with HookWake(home, claude.process, "reader") as wake, asyncio.timeout(SHORT):
         first = await claude.hook("SessionStart")
         assert await wake.wait_proven(SHORT)
         for event in ("UserPromptSubmit", "Stop", "StopFailure"):
@@ -94,7 +95,7 @@ async def test_a_session_that_starts_anew_replaces_the_listener(
 ) -> None:
     came: asyncio.Queue[None] = asyncio.Queue()
     async with (
-        HookWake(home, claude.process, lambda: came.put_nowait(None)) as wake,
+        HookWake(home, claude.process, "reader", lambda: came.put_nowait(None)) as wake,
         asyncio.timeout(SHORT),
     ):
         first = await claude.hook("SessionStart")
@@ -109,7 +110,7 @@ async def test_a_session_that_starts_anew_replaces_the_listener(
 async def test_the_listener_leaves_when_claude_code_is_gone(home: Path) -> None:
     async with FakeClaude(home) as claude, asyncio.timeout(SHORT):
         process = claude.process
-        async with HookWake(home, process) as wake:
+        async with HookWake(home, process, "reader") as wake:
             pid = await claude.hook()
             assert await wake.wait_proven(SHORT)
             claude.kill()
@@ -131,7 +132,7 @@ async def test_the_listener_leaves_when_what_started_it_is_gone_so_that_the_next
     home: Path, claude: FakeClaude
 ) -> None:
     """A shell or uvx hands the exit code on: without it nobody learns that messages wait."""
-    async with HookWake(home, claude.process) as wake, asyncio.timeout(SHORT):
+    async with HookWake(home, claude.process, "reader") as wake, asyncio.timeout(SHORT):
         shell = await claude.run("sh", "-c", f"{sys.executable} -m hoptell hook; exit $?")
         assert await wake.wait_proven(SHORT)
         orphan = registry.listener_of(home, claude.process)
@@ -177,10 +178,10 @@ async def test_the_listener_goes_over_to_the_sidecar_that_follows(
     home: Path, claude: FakeClaude
 ) -> None:
     async with asyncio.timeout(SHORT):
-        async with HookWake(home, claude.process) as first:
+        async with HookWake(home, claude.process, "reader") as first:
             hook = await claude.hook()
             assert await first.wait_proven(SHORT)
-        async with HookWake(home, claude.process) as second:
+        async with HookWake(home, claude.process, "reader") as second:
             assert await second.wait_proven(SHORT)
             await second.announce(NOTICE)
             assert (await claude.end_of(hook))[0] == 2
@@ -190,7 +191,7 @@ async def test_a_state_folder_that_was_removed_is_made_again_and_the_hook_is_hea
     home: Path, claude: FakeClaude
 ) -> None:
     async with (
-        HookWake(home, claude.process) as wake,
+        HookWake(home, claude.process, "reader") as wake,
         asyncio.timeout(SHORT),
     ):
         shutil.rmtree(registry.run_folder(home))
@@ -209,8 +210,8 @@ async def test_two_sessions_in_one_home_wake_only_themselves(home: Path) -> None
     async with (
         FakeClaude(home) as one,
         FakeClaude(home) as other,
-        HookWake(home, one.process) as wake_one,
-        HookWake(home, other.process) as wake_other,
+        HookWake(home, one.process, "reader") as wake_one,
+        HookWake(home, other.process, "reader") as wake_other,
         asyncio.timeout(SHORT),
     ):
         hook_one, hook_other = await one.hook(), await other.hook()
@@ -221,10 +222,94 @@ async def test_two_sessions_in_one_home_wake_only_themselves(home: Path) -> None
         assert (await one.end_of(hook_one))[0] == 2
 
 
+@asynccontextmanager
+async def another_sidecar(
+    home: Path, claude: FakeClaude, name: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HookWake]:
+    """A sidecar of the same session, which takes its place under another process's identity."""
+    stand_in = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = processes.of(stand_in.pid)
+    wake = HookWake(home, claude.process, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "current", lambda: process)
+        await wake.__aenter__()
+    try:
+        yield wake
+    finally:
+        await wake.__aexit__(None, None, None)
+        stand_in.communicate(b"\n")
+
+
+async def test_with_two_servers_in_a_session_either_wakes_it_and_says_whose_messages_wait(
+    home: Path, claude: FakeClaude, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin's and a project's, under two names."""
+    async with (
+        asyncio.timeout(3 * SHORT),
+        HookWake(home, claude.process, "reader") as old,
+        another_sidecar(home, claude, "writer", monkeypatch) as new,
+    ):
+        for wake, name in ((old, "reader"), (new, "writer")):
+            came = asyncio.Event()
+            wake._on_listener = came.set
+            hook = await claude.hook()
+            await came.wait()
+            await wake.announce(NOTICE)
+            code, said = await claude.end_of(hook)
+            assert (code, said.startswith(str(NOTICE))) == (2, True)
+            assert said.endswith(f'call read_inbox of the one in which you are "{name}".\n')
+
+
+async def test_two_servers_with_one_name_have_one_inbox_so_nothing_is_added_to_the_notice(
+    home: Path, claude: FakeClaude, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        asyncio.timeout(SHORT),
+        HookWake(home, claude.process, "reader") as wake,
+        another_sidecar(home, claude, "reader", monkeypatch),
+    ):
+        hook = await claude.hook()
+        assert await wake.wait_proven(SHORT)
+        await wake.announce(NOTICE)
+        assert await claude.end_of(hook) == (2, f"{NOTICE}\n")
+
+
+async def test_a_server_that_comes_later_is_heard_too_and_the_listener_stays_for_it(
+    home: Path, claude: FakeClaude, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(SHORT):
+        async with HookWake(home, claude.process, "reader") as first:
+            hook = await claude.hook()
+            assert await first.wait_proven(SHORT)
+            second = another_sidecar(home, claude, "writer", monkeypatch)
+            wake = await second.__aenter__()
+            assert await wake.wait_proven(SHORT)
+        await wake.announce(NOTICE)
+        assert (await claude.end_of(hook))[0] == 2
+        await second.__aexit__(None, None, None)
+
+
+async def test_of_two_announcements_at_once_one_is_made_and_the_other_fails(
+    home: Path, claude: FakeClaude, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        asyncio.timeout(SHORT),
+        HookWake(home, claude.process, "reader") as one,
+        another_sidecar(home, claude, "writer", monkeypatch) as other,
+    ):
+        hook = await claude.hook()
+        assert await one.wait_proven(SHORT) and await other.wait_proven(SHORT)
+        became = await asyncio.gather(
+            one.announce(NOTICE), other.announce(NOTICE), return_exceptions=True
+        )
+        assert {type(result) for result in became} == {type(None), NotListening}
+        assert (await claude.end_of(hook))[0] == 2
+
+
 async def test_a_listener_that_dies_leaves_the_notice_unannounced(
     home: Path, claude: FakeClaude
 ) -> None:
-    async with HookWake(home, claude.process) as wake, asyncio.timeout(SHORT):
+    async with HookWake(home, claude.process, "reader") as wake, asyncio.timeout(SHORT):
         hook = await claude.hook()
         assert await wake.wait_proven(SHORT)
         os.kill(hook, signal.SIGSTOP)
@@ -236,7 +321,7 @@ async def test_a_listener_that_dies_leaves_the_notice_unannounced(
 
 
 async def test_an_idle_listener_uses_no_cpu(home: Path, claude: FakeClaude) -> None:
-    async with HookWake(home, claude.process) as wake, asyncio.timeout(10):
+    async with HookWake(home, claude.process, "reader") as wake, asyncio.timeout(10):
         hook = await claude.hook()
         assert await wake.wait_proven(SHORT)
         await asyncio.sleep(0.2)
@@ -257,7 +342,7 @@ async def test_a_hook_outside_claude_code_says_so(home: Path) -> None:
 async def test_the_files_are_private_and_gone_with_the_sidecar(
     home: Path, claude: FakeClaude
 ) -> None:
-    async with HookWake(home, claude.process):
+    async with HookWake(home, claude.process, "reader"):
         folder = registry.run_folder(home)
         assert folder.stat().st_mode & 0o777 == 0o700
         assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
@@ -268,7 +353,7 @@ async def test_a_long_state_folder_gets_its_socket_elsewhere(
     home: Path, claude: FakeClaude
 ) -> None:
     deep = home / ("x" * 120)
-    async with HookWake(deep, claude.process):
+    async with HookWake(deep, claude.process, "reader"):
         (registration,) = registry.sidecars(deep, claude.process)
         assert len(os.fsencode(registration.socket)) <= registry.MAX_SOCKET_PATH
         assert registration.socket.parent.stat().st_mode & 0o777 == 0o700

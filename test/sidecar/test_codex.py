@@ -30,12 +30,15 @@ class Bench:
         self.unread = True
         self.queued: list[tuple[str, str]] = []
         self.started: list[tuple[str, str]] = []
+        self.told: list[bool] = []
+        """Whether it was proven each time that a change was told."""
         self.state: Queued | NotWoken = Queued.STARTED
         self.failure: NotWoken | None = None
         self._sleeping: asyncio.Queue[asyncio.Event] = asyncio.Queue()
         self.wake = CodexWake(
-            lambda: self.unread, queue=self._queue, start=self._start, sleep=self._sleep
-        )
+            lambda: self.unread, queue=self._queue, start=self._start, sleep=self._sleep,
+            on_change=lambda: self.told.append(self.wake.proven),
+        )  # fmt: skip
 
     async def _queue(self, thread: str, message: str) -> None:
         if self.failure is not None:
@@ -138,6 +141,21 @@ async def test_without_a_daemon_an_unread_notice_is_queued_once_more_and_then_no
     assert bench.wake.stalled and not bench.wake.proven
     bench.unread = False
     assert not bench.wake.stalled and bench.wake.proven
+
+
+async def test_that_it_does_not_wake_and_that_it_does_again_is_told() -> None:
+    """Peers are shown how each is woken, and only what is proven."""
+    bench = Bench()
+    bench.state = NotWoken("no daemon")
+    bench.wake.learn({"threadId": THREAD})
+    await bench.wake.announce(NOTICE)
+    for _ in range(3):
+        await bench.time_passes()
+    assert bench.told == [True, False]
+    assert bench.wake.stalled
+    bench.unread = False
+    assert not bench.wake.stalled
+    assert bench.told == [True, False, True]
 
 
 async def test_a_new_announcement_takes_the_place_of_the_repetition() -> None:
@@ -265,7 +283,31 @@ def test_without_a_home_folder_codex_is_just_not_found(monkeypatch: pytest.Monke
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # has no entry in passwd either
     assert codex.find() is None
-    assert Codex("codex", {}).home == Path("~/.codex")
+
+
+async def test_without_a_home_folder_its_queue_cannot_be_looked_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "codex", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # has no entry in passwd either
+    with pytest.raises(NotWoken, match="no home folder, set CODEX_HOME"):
+        await codex._start(THREAD, str(NOTICE))
+
+
+@pytest.mark.parametrize("path", [None, "", "/nonexistent:", "."])
+def test_a_codex_of_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    script(tmp_path / "codex", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(codex, "USUAL_FOLDERS", (str(tmp_path / "usual"),))
+    if path is None:
+        monkeypatch.delenv("PATH")
+    else:
+        monkeypatch.setenv("PATH", path)
+    assert codex.find() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a program that does not mind its name")
