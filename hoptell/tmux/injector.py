@@ -55,7 +55,7 @@ COUNT_INTERVAL = 2.0
 """Seconds between looks whether what is held still waits: the agent may read it itself."""
 RETRY_INTERVAL = 5.0
 """Seconds until an inbox that refuses, or a tmux that does not answer, is tried again."""
-LOGIN_INTERVALS = (5.0, 60.0)
+LOGIN_INTERVALS = (1.0, 60.0)
 """Seconds until a relay that refused the login is asked again: at first, and at most."""
 END_WAIT = 3.0
 """Seconds that an agent has to end once its pane is gone."""

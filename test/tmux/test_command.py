@@ -378,6 +378,31 @@ async def test_no_relay_delays_neither_the_agent_nor_what_waits_in_the_inbox(
     await agent.gets(1)
 
 
+async def test_a_member_who_is_removed_and_restored_is_online_again(
+    tmux_environ: dict[str, str], tmp_path: Path
+) -> None:
+    tokens = {"bob": "a-token-that-comes-and-goes", "watcher": TOKEN}
+    members = tmp_path / "members.json"
+
+    def write(*kept: str) -> None:
+        members.write_text(json.dumps({name: tokens[name] for name in kept}))
+        members.chmod(0o600)
+
+    write("bob", "watcher")
+    async with running_relay(token="", members=members) as relay:
+        relay.token = TOKEN
+        site = Site(relay, tmux_environ, tmp_path)
+        site.environ["HOPTELL_TOKEN"] = tokens["bob"]
+        await site.run("bob")
+        write("watcher")
+        relay.server.reload()
+        await eventually(lambda: not site.status("bob").connected, "the refusal to show")
+        write("bob", "watcher")
+        relay.server.reload()
+        await site.is_online("bob")
+        await eventually(lambda: site.status("bob").connected, "it to say so")
+
+
 # A session that is found again ------------------------------------------------------------
 
 
