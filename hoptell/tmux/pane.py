@@ -294,9 +294,10 @@ class Pane:
         return None  # a signal ended it
 
     def last_words(self, rows: int = 8) -> list[str]:
-        """What stands in its last rows that are not empty."""
+        """What its program left in its last rows that are not empty."""
         lines = self.tmux.cmd("capture-pane", "-p", "-S", "-20", "-t", self.id).stdout
-        return [line for line in lines if line.strip()][-rows:]
+        said = (line for line in lines if line.strip() and not line.startswith("Pane is dead"))
+        return list(said)[-rows:]
 
     def exists(self) -> bool:
         """Whether tmux still has it."""
