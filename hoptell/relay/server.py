@@ -479,7 +479,8 @@ class RelayServer:
         """The journal cannot take these messages, of which nobody has heard: refuse them."""
         now = self._turn()
         self.metrics.withdrawn += len(accepted)
-        for record in accepted:
+        # The newest first: an older one makes room in flight, which none of these may take.
+        for record in reversed(accepted):
             self.core.withdraw(record, NOT_RECORDED, now=now)
             for effect in self._not_durable.pop(record.receipt, ()):
                 if isinstance(effect, Acknowledge):

@@ -340,6 +340,14 @@ def test_a_key_that_is_used_again_after_10_minutes_makes_other_ids():
     assert first.id != second.id and first.message_id != second.message_id
 
 
+def test_a_repeat_whose_key_was_forgotten_early_does_not_take_the_place_of_the_first():
+    driver = Driver(keys=1)
+    alice, bob = driver.login("alice"), driver.login("bob")
+    for key in ("k1", "k2", "k1"):
+        driver.send(bob, "alice", key=key)
+    assert len(alice.in_flight) == 3
+
+
 def test_the_reference_that_a_message_answers_is_passed_on_in_small_letters():
     driver = Driver()
     driver.login("alice")
