@@ -1,4 +1,4 @@
-"""The settings file: where it is, what a line of it means, and changing it (SPEC.md, 8).
+"""The settings file: where it is, what a line of it means, and changing it (README.md).
 
 It is the first of these that exists: `$HOPTELL_ENV`, `$XDG_CONFIG_HOME/hoptell/.env` (default
 `~/.config/hoptell/.env`), `.env` in the root of a source checkout. Never one in the current
@@ -240,7 +240,7 @@ def quoted(value: str) -> str:
 
 def _exact_value(binding: "Binding") -> str:
     # python-dotenv decodes escapes within single quotes too, and more of them within double
-    # quotes (a Windows path "C:\temp" would get a tab): SPEC.md has only \" \\ and \n.
+    # quotes (a Windows path "C:\temp" would get a tab): ours has only \" \\ and \n.
     match = _QUOTED_VALUE.match(binding.original.string)
     if match is None:
         return binding.value or ""

@@ -1,4 +1,4 @@
-"""The folder where deliveries wait for the agent (SPEC.md, 5).
+"""The folder where deliveries wait for the agent.
 
     $HOPTELL_HOME/inbox/<name>/
       <number>-<id>-<sender>.json   a message; the text in it is exact (see inbox_files.py)

@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass a role, from the environment and one file (SPEC.md, 8).
+"""Settings: one frozen dataclass a role, from the environment and one file (README.md).
 
 A variable comes from the environment, else from the settings file (env_file.py). An empty value
 counts as unset. Secrets are masked in `repr`.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
 WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
-"""What HOPTELL_PUSH may say (SPEC.md, 6)."""
+"""What HOPTELL_PUSH may say."""
 MAX_RATE_SENDS = 1_000_000
 MAX_RATE_SECONDS = 86_400
 """The most that HOPTELL_RATE may say: a day."""

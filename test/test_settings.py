@@ -1,4 +1,4 @@
-"""Settings (SPEC.md, 8): where they come from, what they may be, what is said if they are wrong."""
+"""Settings: where they come from, what they may be, what is said if they are wrong."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The relay: authenticates peers, routes messages, holds what is not yet confirmed (SPEC.md, 3).
+"""The relay: lets peers in, routes messages, holds what is not confirmed yet (docs/protocol.md).
 
 model.py        what the core works with, and the effects in which it says what is to be done
 rate.py         how often one name may send

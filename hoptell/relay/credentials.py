@@ -1,4 +1,4 @@
-"""Which tokens open the relay: one shared token, a members file, or both (SPEC.md, 3).
+"""Which tokens open the relay: one shared token, a members file, or both (README.md).
 
 A members file is a JSON object of member names and tokens, each the secret itself or
 `sha256:` and the 64 hex digits of its hash:

@@ -1,4 +1,4 @@
-"""What must outlive the relay's process: nothing (the default), or a SQLite file (SPEC.md, 3).
+"""What must outlive the process: nothing (the default), or a SQLite file (docs/operations.md).
 
 The core says what to record (model.Record). A message is durable once its record is on disk;
 only then does the shell let anybody hear of it. Everything else that is recorded (a confirmed

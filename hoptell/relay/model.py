@@ -18,7 +18,7 @@ from hoptell import frames
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds and spans of SPEC.md section 3 that the core keeps. Spans are in seconds."""
+    """The bounds and spans that the core keeps (docs/protocol.md). Spans are in seconds."""
 
     in_flight: int = 50
     """Deliveries sent to one connection and not yet confirmed."""

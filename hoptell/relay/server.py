@@ -1,4 +1,4 @@
-"""The shell around the core: connections, HTTP, journal, log and one timer (SPEC.md, 3).
+"""The shell around the core: connections, HTTP, journal, log and one timer (docs/operations.md).
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
@@ -479,7 +479,8 @@ class RelayServer:
         """The journal cannot take these messages, of which nobody has heard: refuse them."""
         now = self._turn()
         self.metrics.withdrawn += len(accepted)
-        for record in accepted:
+        # The newest first: an older one makes room in flight, which none of these may take.
+        for record in reversed(accepted):
             self.core.withdraw(record, NOT_RECORDED, now=now)
             for effect in self._not_durable.pop(record.receipt, ()):
                 if isinstance(effect, Acknowledge):

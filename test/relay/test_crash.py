@@ -1,4 +1,4 @@
-"""kill -9 at any instant loses and doubles nothing (SPEC.md, 3 "Journal").
+"""kill -9 at any instant loses and doubles nothing.
 
 CRASH_TEST_KILLS sets how many processes are killed in the random run, and CRASH_TEST_SECONDS
 after how long it has to do with fewer: a machine that has much else to do is not to fail here.

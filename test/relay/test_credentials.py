@@ -1,4 +1,4 @@
-"""Which tokens open the relay, and what is refused at the start (SPEC.md, 3 "Login")."""
+"""Which tokens open the relay, and what is refused at the start."""
 
 import hashlib
 import json

@@ -123,6 +123,23 @@ async def test_a_recipient_that_came_back_while_the_disk_was_slow_gets_the_messa
         assert (await newer.ask(type="list", id=1))["type"] == "peers"
 
 
+async def test_messages_that_a_full_disk_refuses_together_leave_nothing_behind(file, disk):
+    async with running_relay(journal=file, limits=Limits(in_flight=1)) as relay:
+        await relay.login("alice")
+        bob = await relay.login("bob")
+        with disk.full():
+            with disk.stalled():
+                await bob.send(type="send", id=0, to="alice", text="first")
+                await disk.reached.wait()
+                for id in (1, 2, 3):  # one commit, and room for one in flight
+                    await bob.send(type="send", id=id, to="alice", text="more")
+                await bob.ask(type="list", id="all were read")
+            answers = [await bob.receive() for _ in range(4)]
+        assert {answer["type"] for answer in answers} == {"error"}
+        await bob.ask(type="list", id="all was done")
+        assert not relay.server._not_durable and not relay.server.core.gauges().queued
+
+
 async def test_a_full_disk_refuses_messages_while_the_relay_lives_on_and_recovers(file, disk):
     async with running_relay(journal=file) as relay:
         alice, bob = await relay.login("alice"), await relay.login("bob")
