@@ -2,21 +2,19 @@
 
 Each change is one atomic replacement, through a link to the file that it names, with the owner
 and mode that it had. It leaves a copy of how the file was before, readable by its owner alone.
-What cannot be changed without loss (comments in JSON) is refused, with what to add by hand; TOML
-keeps its comments and layout.
+Comments and layout stay. What cannot be changed without loss is refused, with what to add by hand.
 """
 
 import itertools
 import json
 import os
-import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hoptell import replacing
 from hoptell.errors import ConfigurationError
+from hoptell.setup import json_text
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -81,72 +79,31 @@ def keep_copy(file: Path) -> Path:
 
 # JSON ---------------------------------------------------------------------------------------
 
-_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Read a JSON object, also one with comments and final commas; empty if it is none."""
-
-    def plain(text: str) -> str:
-        return _TOKENS.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
-
-    try:
-        # Twice: only without its comment does a final comma stand before the bracket.
-        value = json.loads(plain(plain(text.removeprefix("\ufeff"))))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
 
 def edited_json(
     file: Path, text: str | None, edit: Callable[[dict[str, Any]], None], by_hand: str
 ) -> str:
     """The text of a JSON file after `edit` changed its object in place.
 
-    Order, indentation and the digits of numbers stay; where `edit` changes nothing, the text
-    does, comments and all. `by_hand`: what the change comes to, for the one who has to make it.
+    All but the changed places stays as it is written. `by_hand`: what the change comes to, for
+    the one who has to make it.
 
     Raises:
-        ConfigurationError: it is not plain JSON, so something in it would be lost.
+        ConfigurationError: it is not JSON, or something in it would be lost.
     """
     if text is None or not text.strip():
         value: dict[str, Any] = {}
         edit(value)
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    before, now = parse_json(text), parse_json(text)
-    edit(now)
-    if before and now == before:
-        return text
-    mark = secrets.token_hex(8)  # stands before a number, which is kept as it is written
+    wanted = json_text.parse(text)
+    edit(wanted)
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_without_repetition,
-            parse_int=lambda digits: mark + digits,
-            parse_float=lambda digits: mark + digits,
-        )
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        edit(value)
-        found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
-        indent: str | int = found[1] if found else 2
-        ending = "\n" if text.endswith("\n") else ""
-        edited = json.dumps(value, indent=indent, ensure_ascii=False) + ending
-        edited.encode()  # which half of a letter, written as an escape, cannot be
-    except (ValueError, RecursionError):
+        return json_text.changed(text, wanted)
+    except ValueError:
         raise ConfigurationError(
-            f"{file} is not plain JSON (it may have comments, which would be lost), so it"
-            " stays as it is",
+            f"{file} cannot be changed without risk to what is there, so it stays as it is",
             f"add this to it yourself: {by_hand}",
         ) from None
-    return re.sub(f'"{mark}([^"]*)"', r"\1", edited)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return value
 
 
 def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:

@@ -452,11 +452,12 @@ def test_what_an_agent_has_of_hoptell_is_told(
         assert found["fix"] == "hoptell init --apply cursor"
 
 
-def test_a_stale_entry_in_a_file_with_comments_is_to_be_corrected_by_hand(
+def test_a_stale_entry_in_a_file_that_cannot_be_changed_is_to_be_corrected_by_hand(
     computer: Computer,
 ) -> None:
-    entry = {"mcp": {"hoptell": {"type": "local", "command": ["/no/where", "mcp"]}}}
-    computer.write(".config/opencode/opencode.jsonc", f"{json.dumps(entry)} // mine\n")
+    entry = {"mcp": {"hoptell": {"type": "local", "command": ["/no/where", "x"]}}}
+    text = json.dumps(entry).replace('"x"', '"x" // mine\n')  # a comment in the list
+    computer.write(".config/opencode/opencode.jsonc", text)
     found = look(computer).about("agents", "opencode")
     assert found["status"] == "fail" and "starts /no/where" in found["message"]
     assert found["fix"].startswith('add this to it yourself: {"mcp": {"hoptell": ')

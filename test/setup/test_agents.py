@@ -105,14 +105,25 @@ def test_other_entries_of_a_json_file_stay(computer: Computer, machine: Machine,
 
 
 @pytest.mark.parametrize("key", ["gemini", "cursor"])
-def test_a_json_file_with_comments_is_left_alone_and_the_entry_is_told(
+def test_a_json_file_keeps_its_comments(computer: Computer, machine: Machine, key: str) -> None:
+    before = '{\n  // mine\n  "a": 1.0, // one\n  "mcpServers": {}, /* none */\n}\n'
+    file = computer.write(JSON_FILES[key], before)
+    apply(key, machine)
+    start, end = before.split("{}")
+    assert file.read_text().startswith(start + "{\n    ") and file.read_text().endswith("}" + end)
+    assert AGENTS[key].registrations(machine)[0].command == COMMAND
+    assert AGENTS[key].steps(machine, None) == []
+
+
+@pytest.mark.parametrize("key", ["gemini", "cursor"])
+def test_a_file_that_is_no_json_is_left_alone_and_the_entry_is_told(
     computer: Computer, machine: Machine, key: str
 ) -> None:
-    file = computer.write(JSON_FILES[key], '{\n  // mine\n  "a": 1\n}\n')
-    with pytest.raises(ConfigurationError, match="comments.*add this to it yourself") as caught:
+    file = computer.write(JSON_FILES[key], '{"a": 1')
+    with pytest.raises(ConfigurationError, match="stays as it is: add this to it") as caught:
         AGENTS[key].steps(machine, None)
     assert json.loads(str(caught.value).partition("yourself: ")[2])["mcpServers"]["hoptell"]
-    assert file.read_text() == '{\n  // mine\n  "a": 1\n}\n'
+    assert file.read_text() == '{"a": 1'
 
 
 def test_opencodes_file_with_comments_is_left_alone_and_the_other_one_used(
@@ -326,11 +337,9 @@ def test_hooks_of_an_older_place_are_changed_and_not_added_again(
     assert after["hooks"] == hooks.wanted(HOPTELL, ["hook"])["hooks"]
 
 
-def test_claude_codes_settings_with_comments_are_enough_if_they_have_it_all(
-    computer: Computer, machine: Machine
-) -> None:
+def test_claude_codes_settings_as_told_are_enough(computer: Computer, machine: Machine) -> None:
     computer.install("claude")
-    file = computer.write(".claude/settings.json", "{} // mine\n")
+    file = computer.write(".claude/settings.json", "no json // mine\n")
     with pytest.raises(ConfigurationError, match="add this to it yourself: ") as caught:
         AGENTS["claude"].steps(machine, None)
     file.write_text(str(caught.value).partition("yourself: ")[2] + " // mine\n")

@@ -90,23 +90,8 @@ def test_json_keeps_its_order_indentation_and_letters(tmp_path: Path, indent: st
     assert after == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{\n  // mine\n  "a": 1\n}',
-        '{"a": 1, /* mine */ "b": 2}',
-        '{"a": 1,}',
-        '{"a": 1, "a": 2}',
-        "[1]",
-        "{",
-        "\ufeff{}",
-        "[" * 100_000,
-        '{"a": "\\ud800"}',
-    ],
-)
-def test_json_that_would_lose_something_is_refused_with_what_to_add(
-    tmp_path: Path, text: str
-) -> None:
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000, "// mine", '{"a" 1}', "{} x", "{]}"])
+def test_what_is_no_json_is_refused_with_what_to_add(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError, match="add this to it yourself: THE ENTRY"):
         files.edited_json(tmp_path / "f", text, add_server, "THE ENTRY")
 
@@ -115,26 +100,6 @@ def test_json_that_would_lose_something_is_refused_with_what_to_add(
 def test_a_missing_or_empty_file_becomes_an_object(tmp_path: Path, text: str | None) -> None:
     after = files.edited_json(tmp_path / "f", text, add_server, "…")
     assert json.loads(after) == {"servers": {"hoptell": 1}} and after.endswith("}\n")
-
-
-def test_json_with_comments_and_final_commas_can_be_read() -> None:
-    text = '\ufeff{"a": "// no comment, ]", /* x */ "b": [1, // y\n 2, // z\n],\n}'
-    assert files.parse_json(text) == {"a": "// no comment, ]", "b": [1, 2]}
-    assert files.parse_json("no json") == files.parse_json("[]") == {}
-
-
-def test_numbers_stay_as_they_are_written(tmp_path: Path) -> None:
-    numbers = "12345678901234567890.123456789, 1E400, 1.50, -0, 100000000000000000000001"
-    before = f'{{\n  "a": [{numbers}]\n}}\n'
-    after = files.edited_json(tmp_path / "f", before, add_server, "…")
-    assert [line.strip(" ,") for line in after.splitlines()[2:7]] == numbers.split(", ")
-    assert after.endswith('"hoptell": 1\n  }\n}\n')
-
-
-@pytest.mark.parametrize("extra", ["// mine", "", '"x": 1e3,'])
-def test_json_that_needs_no_change_stays_with_its_comments(tmp_path: Path, extra: str) -> None:
-    text = f'{{"servers": {{\n{extra}\n"hoptell": 1}}}}'
-    assert files.edited_json(tmp_path / "f", text, add_server, "…") == text
 
 
 def test_something_else_in_the_way_is_said(tmp_path: Path) -> None:

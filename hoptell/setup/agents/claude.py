@@ -9,7 +9,7 @@ from typing import Any
 
 from hoptell.errors import ConfigurationError, HoptellError
 from hoptell.programs import PLUGIN, SERVER
-from hoptell.setup import files, hooks
+from hoptell.setup import files, hooks, json_text
 from hoptell.setup.agents.agent import (
     SHOWN,
     Registration,
@@ -40,7 +40,7 @@ class Claude:
         if self._has_plugin(machine):
             found.append(Registration(f"plugin {INSTALLED}", (), {}))
         file = self._state(machine)
-        servers = files.found_table(files.parse_json(files.read(file) or ""), "mcpServers")
+        servers = files.found_table(json_text.parse(files.read(file) or ""), "mcpServers")
         if SERVER in servers:
             found.append(Registration.read(file, servers[SERVER]))
         return found
@@ -107,7 +107,7 @@ class Claude:
         return [WriteFile(file, text, shown)]
 
     def problem(self, machine: Machine) -> str | None:
-        settings = files.parse_json(files.read(self._settings_file(machine)) or "")
+        settings = json_text.parse(files.read(self._settings_file(machine)) or "")
         if settings.get("disableAllHooks") is True:
             return (
                 f"nothing wakes its sessions: {self._settings_file(machine)} has"
@@ -137,7 +137,7 @@ class Claude:
         return RunCommand((program(machine, "claude"), *words), machine.environ, changes)
 
     def _has_plugin(self, machine: Machine) -> bool:
-        settings = files.parse_json(files.read(self._settings_file(machine)) or "")
+        settings = json_text.parse(files.read(self._settings_file(machine)) or "")
         return files.found_table(settings, "enabledPlugins").get(INSTALLED) is True
 
     def _folder(self, machine: Machine) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hoptell.programs import SERVER
-from hoptell.setup import files
+from hoptell.setup import files, json_text
 from hoptell.setup.agents.agent import Registration, Step, WriteFile, variables
 from hoptell.setup.machine import Machine
 
@@ -38,7 +38,7 @@ class JsonAgent:
     def registrations(self, machine: Machine) -> list[Registration]:
         found = []
         for file in self.candidates(machine):
-            value = files.parse_json(files.read(file) or "")
+            value = json_text.parse(files.read(file) or "")
             if entry := files.found_table(value, *self.path, SERVER):
                 found.append(Registration.read(file, entry))
         return found
