@@ -53,6 +53,8 @@ class Running:
     port: int
     token: str
     log: Path
+    started_at: float
+    """By `time.perf_counter`."""
 
 
 def hoptell(root: Path = ROOT, name: str = "hoptell", *more: str) -> Contestant:
@@ -133,6 +135,7 @@ def running(relay: Contestant) -> Iterator[Running]:
         environment = _environment(folder, token) | relay.environment
         core, _ = cores()
         with log.open("wb") as stderr:
+            started_at = time.perf_counter()
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -144,7 +147,7 @@ def running(relay: Contestant) -> Iterator[Running]:
             )
         try:
             _wait_until_it_listens(process, port, log)
-            yield Running(process.pid, port, token, log)
+            yield Running(process.pid, port, token, log, started_at)
             if process.poll() is not None:
                 raise Failed(f"{relay.name} ended by itself: {_tail(log)}")
         finally:
@@ -183,7 +186,7 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Pat
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
-            time.sleep(0.02)
+            time.sleep(0.005)
     raise Failed(f"the relay did not listen within {START_TIMEOUT:.0f} s: {_tail(log)}")
 
 

@@ -1,4 +1,4 @@
-"""RelayClient: one peer's connection to the relay, which comes back by itself (SPEC.md, 4).
+"""RelayClient: one peer's connection to the relay, which comes back by itself (docs/protocol.md).
 
 What it promises, and how:
 

@@ -1,4 +1,4 @@
-"""The settings file: where it is, what a line of it means, and changing it (SPEC.md, 8).
+"""The settings file: where it is, what a line of it means, and changing it (README.md).
 
 It is the first of these that exists: `$HOPTELL_ENV`, `$XDG_CONFIG_HOME/hoptell/.env` (default
 `~/.config/hoptell/.env`), `.env` in the root of a source checkout. Never one in the current
@@ -74,6 +74,15 @@ def read_settings_file(file: Path) -> dict[str, str]:
             names the line but never quotes it.
     """
     return _values_in(_text_of(file), file)
+
+
+def is_open_to_others(file: Path) -> bool:
+    """Whether other users of this machine may read a settings file, as far as its mode tells.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    return os.name == "posix" and bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
 
 
 def _text_of(file: Path) -> str:
@@ -231,7 +240,7 @@ def quoted(value: str) -> str:
 
 def _exact_value(binding: "Binding") -> str:
     # python-dotenv decodes escapes within single quotes too, and more of them within double
-    # quotes (a Windows path "C:\temp" would get a tab): SPEC.md has only \" \\ and \n.
+    # quotes (a Windows path "C:\temp" would get a tab): ours has only \" \\ and \n.
     match = _QUOTED_VALUE.match(binding.original.string)
     if match is None:
         return binding.value or ""

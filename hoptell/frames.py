@@ -1,7 +1,7 @@
-"""The wire: frames, limits and close codes of protocol v1, decoded and encoded (SPEC.md, 2).
+"""The wire: frames, limits and close codes of protocol v1, decoded and encoded (docs/protocol.md).
 
 A frame is one JSON object in one WebSocket text frame; `type` says which. Field names here
-are Python's, the wire's are camelCase where SPEC.md has it so (`fromMember`, `fromHost`,
+are Python's, the wire's are camelCase where docs/protocol.md has it so (`fromMember`, `fromHost`,
 `noReply`). Decoding is strict about types and ignores fields that it does not know, so
 that newer clients and relays can add some. msgspec does both in C: decoding and checking
 a frame takes less time than `json.loads` alone.
@@ -63,7 +63,7 @@ class Hello(Frame, tag="hello"):
     mode: Mode = "peer"
     roles: list[str] = []
     wake: str | None = None
-    """Display only: how this peer is woken, a mode of SPEC.md section 6."""
+    """Display only: how this peer is woken, one of the wake modes."""
     transient: bool = False
     """Nobody will come back under this name: soon after it leaves, the relay forgets it, with
     what waits for it."""

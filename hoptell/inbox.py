@@ -1,4 +1,4 @@
-"""The folder where deliveries wait for the agent (SPEC.md, 5).
+"""The folder where deliveries wait for the agent.
 
     $HOPTELL_HOME/inbox/<name>/
       <number>-<id>-<sender>.json   a message; the text in it is exact (see inbox_files.py)
@@ -191,7 +191,7 @@ class Inbox:
         self.name = name
         self.folder = inbox_files.folder_of(Path(home).absolute()) / name
         self._tmp = self.folder / "tmp"
-        self._claimed = self.folder / "claimed"
+        self._claimed = self.folder / inbox_files.CLAIMED
         self._bad = self.folder / inbox_files.BAD
         self._seen = Seen(self.folder / "seen")
         self._storing = threading.Lock()  # besides the file's, which holds off other processes

@@ -20,13 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from hoptell import files
+from hoptell import files, processes
 from hoptell.frames import Message
 from hoptell.names import is_name
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Larger ones are not a message: a frame has at most half of it."""
 SUFFIX = ".json"
+CLAIMED = "claimed"
+"""The folder in an inbox for messages that somebody is being shown: `<name>.<process>`."""
 BAD = "bad"
 """The folder in an inbox for what cannot be read."""
 
@@ -63,7 +65,12 @@ class Glance:
     """What lies in an inbox, found without changing anything."""
 
     stored_at: list[float]
-    """Unix times in seconds at which the waiting messages were stored, the oldest first."""
+    """Unix times in seconds at which the waiting messages were stored, the oldest first. One
+    that was being shown by a process that died waits again."""
+    shown: int
+    """Messages that a living process is showing."""
+    open: int
+    """Files of messages whose mode lets others read them."""
     bad: int
     """Files that could not be read."""
     bad_folder: Path
@@ -72,16 +79,33 @@ class Glance:
 
 def glance(folder: Path) -> Glance:
     """Look into an inbox; it may be gone or closed to us, and then seems empty."""
-    stored_at = []
+    waiting = [folder / name for name in _names(folder) if name.endswith(SUFFIX)]
+    shown = 0
+    for entry in _names(folder / CLAIMED):
+        name, _, owner = entry.rpartition(".")
+        if name.endswith(SUFFIX):
+            process = processes.parse(owner)
+            if process is not None and processes.is_alive(process) is not False:
+                shown += 1
+            else:
+                waiting.append(folder / CLAIMED / entry)
+    found = []
+    for file in waiting:
+        with contextlib.suppress(OSError):
+            found.append(os.lstat(file))
+    return Glance(
+        stored_at=sorted(status.st_mtime for status in found),
+        shown=shown,
+        open=sum(1 for status in found if os.name == "posix" and status.st_mode & 0o077),
+        bad=len(_names(folder / BAD)),
+        bad_folder=folder / BAD,
+    )
+
+
+def _names(folder: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        for name in files.names(folder):
-            if name.endswith(SUFFIX):
-                with contextlib.suppress(OSError):
-                    stored_at.append(os.lstat(folder / name).st_mtime)
-    bad = 0
-    with contextlib.suppress(OSError):
-        bad = sum(1 for _ in files.names(folder / BAD))
-    return Glance(sorted(stored_at), bad, folder / BAD)
+        return list(files.names(folder))
+    return []
 
 
 class Label(NamedTuple):

@@ -1,6 +1,6 @@
 """Peer names, roles and addresses: which strings are one, and whose they are.
 
-Names double as file names and tmux session names, so the alphabet is small (SPEC.md, 1).
+Names double as file names and tmux session names, so the alphabet is small (docs/protocol.md).
 """
 
 import re

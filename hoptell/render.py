@@ -1,4 +1,4 @@
-"""A message as text that cannot lie about where it ends (SPEC.md, 5). Pure.
+"""A message as text that cannot lie about where it ends (SECURITY.md). Pure.
 
     [hoptell message 5c0f2a9d81b3e467 begins]
     From: bob (member bob) on laptop

@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass a role, from the environment and one file (SPEC.md, 8).
+"""Settings: one frozen dataclass a role, from the environment and one file (README.md).
 
 A variable comes from the environment, else from the settings file (env_file.py). An empty value
 counts as unset. Secrets are masked in `repr`.
@@ -24,7 +24,10 @@ T = TypeVar("T")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7777
 WAKE_MODES = ("hook", "channel", "codex", "tmux", "listener", "poll")
-"""What HOPTELL_PUSH may say (SPEC.md, 6)."""
+"""What HOPTELL_PUSH may say."""
+MAX_RATE_SENDS = 1_000_000
+MAX_RATE_SECONDS = 86_400
+"""The most that HOPTELL_RATE may say: a day."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def load_relay_settings(
     """
     values = Values.load(environ)
     found: dict[str, Any] = {
-        "host": values.get("HOPTELL_HOST"),
+        "host": values.parse("HOPTELL_HOST", _host),
         "port": values.parse("HOPTELL_PORT", _port),
         "token": values.get("HOPTELL_TOKEN"),
         "members": values.path("HOPTELL_MEMBERS"),
@@ -235,10 +238,23 @@ def _state_folder(configured: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 def _local_relay(values: Values) -> str:
-    host = values.get("HOPTELL_HOST") or DEFAULT_HOST
+    host = values.parse("HOPTELL_HOST", _host) or DEFAULT_HOST
     host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = values.parse("HOPTELL_PORT", _port) or DEFAULT_PORT
-    return relay_url(host, port)
+    tls = all(values.get(name) for name in ("HOPTELL_TLS_CERT", "HOPTELL_TLS_KEY"))
+    return relay_url(host, port, tls=tls)
+
+
+def _host(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if text != "*" and not re.fullmatch(r"[A-Za-z0-9_.-]+", text):
+            raise ValueError(
+                "it is an address such as 127.0.0.1 or ::1, or a host name, without brackets and"
+                " without a port (which is HOPTELL_PORT)"
+            ) from None
+    return text
 
 
 def _checked_url(text: str) -> str:
@@ -266,13 +282,13 @@ def _port(text: str) -> int:
 def _rate(text: str) -> Rate:
     if text == "0":
         return Rate(sends=0)
-    sends, _, seconds = text.partition("/")
-    try:
-        rate = Rate(int(sends), float(seconds))
-    except ValueError:
-        rate = Rate(-1, -1)
-    if rate.sends < 1 or not 0 < rate.seconds <= 86_400:
-        raise ValueError("a rate is sends/seconds, for example 30/10, or 0 for no limit")
+    match = re.fullmatch(r"([0-9]{1,7})/([0-9]{1,5}(?:\.[0-9]{1,3})?)", text)
+    rate = Rate(int(match[1]), float(match[2])) if match else Rate(0)
+    if not (1 <= rate.sends <= MAX_RATE_SENDS and 0 < rate.seconds <= MAX_RATE_SECONDS):
+        raise ValueError(
+            f"a rate is sends/seconds, for example 30/10, with 1 to {MAX_RATE_SENDS} sends in up to"
+            f" {MAX_RATE_SECONDS} seconds, or 0 for no limit"
+        )
     return rate
 
 

@@ -1,4 +1,4 @@
-"""The client against a relay that does what each test scripts (SPEC.md, 4)."""
+"""The client against a relay that does what each test scripts."""
 
 import asyncio
 import errno
@@ -235,7 +235,7 @@ async def test_every_send_gets_a_key_of_its_own_unless_it_brings_one(relay: Scri
 
 
 async def test_an_error_frame_becomes_refused_in_the_relays_words(relay: ScriptedRelay) -> None:
-    # G4: over the rate the sender hears when to try again, and the connection stays.
+    # Over the rate the sender hears when to try again, and the connection stays.
     async with RelayClient(relay.settings()) as client:
         session = await relay.accept()
         sending = in_background(client.send("alice", "hi"))
@@ -259,7 +259,7 @@ async def test_an_error_for_nobody_in_particular_disturbs_nothing(relay: Scripte
 
 
 async def test_a_send_cut_off_is_repeated_with_its_key(relay: ScriptedRelay) -> None:
-    # B7: the relay recognizes the repeat, and answers it with the first one's acknowledgement.
+    # The relay recognizes the repeat, and answers it with the first one's acknowledgement.
     async with RelayClient(relay.settings(), sleep=no_pause) as client:
         sending = in_background(client.send("alice", "hi"))
         session = await relay.accept()
@@ -291,7 +291,6 @@ async def test_sends_cut_off_together_are_repeated_in_their_order(relay: Scripte
 async def test_a_send_made_while_disconnected_goes_out_after_the_reconnect(
     relay: ScriptedRelay, pauses: Pauses
 ) -> None:
-    # F6
     async with RelayClient(relay.settings(), sleep=pauses.sleep) as client:
         (await relay.accept()).abort()
         await client.wait_disconnected()
@@ -433,7 +432,7 @@ async def test_a_silent_link_is_given_up(relay: ScriptedRelay, pauses: Pauses) -
 
 
 async def test_pings_alone_keep_a_link_alive(relay: ScriptedRelay) -> None:
-    # F3: the relay pings more often than a proxy loses patience.
+    # The relay pings more often than a proxy loses patience.
     loop = asyncio.get_running_loop()
     async with RelayClient(relay.settings(), silence_timeout=0.3) as client:
         session = await relay.accept()

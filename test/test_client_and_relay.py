@@ -103,7 +103,6 @@ async def test_two_clients_talk(relay: RunningRelay) -> None:
 
 
 async def test_a_send_repeated_with_its_key_is_one_message(relay: RunningRelay) -> None:
-    # B7
     async with peer(relay, "alice") as alice, peer(relay, "bob") as bob:
         await bob.wait_connected()
         sends = [asyncio.create_task(alice.send("bob", "hi", key="k1")) for _ in range(2)]
@@ -136,7 +135,7 @@ async def test_a_send_whose_acknowledgement_is_lost_arrives_once(relay: RunningR
 async def test_nothing_is_lost_or_doubled_wherever_a_connection_breaks(
     plain_relay: RunningRelay, seed: int
 ) -> None:
-    # B3, F6: both ends lose their connections after some random number of bytes, again and
+    # Both ends lose their connections after some random number of bytes, again and
     # again, within frames and between them.
     chance = random.Random(seed)
     texts = [f"message {n}" for n in range(120)]
@@ -187,7 +186,6 @@ async def test_a_relay_that_pings_keeps_a_link_through_a_proxy_that_drops_idle_o
 
 
 async def test_fifty_clients_that_connect_at_once_are_all_let_in(relay: RunningRelay) -> None:
-    # D7
     clients = [peer(relay, f"peer-{n}", sleep=Pauses().sleep) for n in range(50)]
     async with asyncio.timeout(10):
         await asyncio.gather(*(client.__aenter__() for client in clients))
@@ -197,7 +195,6 @@ async def test_fifty_clients_that_connect_at_once_are_all_let_in(relay: RunningR
 
 
 async def test_over_the_rate_a_sender_hears_when_to_try_again_and_loses_nothing() -> None:
-    # G4
     async with running_relay(rate=Rate(30, 10)) as relay, peer(relay, "alice") as alice:
         async with peer(relay, "bob") as bob:
             await bob.wait_connected()
@@ -211,7 +208,6 @@ async def test_over_the_rate_a_sender_hears_when_to_try_again_and_loses_nothing(
 
 
 async def test_an_answer_to_a_sender_that_left_is_refused_clearly(relay: RunningRelay) -> None:
-    # E10
     async with peer(relay, "bob") as bob:
         await bob.wait_connected()
         async with peer(relay, "a-script", mode="send") as script:

@@ -40,7 +40,9 @@ def antigravity(text: str) -> Command:
     *_, line = text.strip().splitlines()
     words = line.split()
     assert words[:4] == ["agy", "mcp", "add", "hoptell"]
-    return words[4:], {}
+    assert words[4] == "/usr/bin/env"
+    key, _, value = words[5].partition("=")
+    return words[6:], {key: value}
 
 
 READERS: dict[str, Callable[[str], Command]] = {

@@ -1,4 +1,4 @@
-"""The wire (SPEC.md, 2): what a frame looks like, and what is not one."""
+"""The wire: what a frame looks like, and what is not one."""
 
 import json
 from typing import Any

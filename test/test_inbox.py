@@ -1,4 +1,4 @@
-"""The inbox: nothing lost, nothing doubled, in order, whoever dies when (SPEC.md, 5)."""
+"""The inbox: nothing lost, nothing doubled, in order, whoever dies when."""
 
 import asyncio
 import errno

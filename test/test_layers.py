@@ -21,9 +21,8 @@ PACKAGE = ROOT / "hoptell"
 SHARED = tuple("errors names frames folders files replacing env_file settings".split())
 """In this order: each may import those before it."""
 RELAY = tuple(
-    "model rate timeouts core credentials store journal websocket listening log metrics tls http"
-    " server"
-    " daemon".split()
+    "model rate timeouts core credentials wal database store journal websocket listening log"
+    " metrics tls http server daemon".split()
 )
 """All of the relay's modules, in this order; see hoptell/relay/__init__.py."""
 ABOVE = {

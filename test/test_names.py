@@ -1,4 +1,4 @@
-"""Names, roles and addresses (SPEC.md, 1)."""
+"""Names, roles and addresses."""
 
 import pytest
 from hypothesis import given

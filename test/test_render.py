@@ -1,4 +1,4 @@
-"""Rendering: a text cannot leave its frame, imitate another, or hide anything (SPEC.md, 5)."""
+"""Rendering: a text cannot leave its frame, imitate another, or hide anything."""
 
 import itertools
 import re

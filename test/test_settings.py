@@ -1,4 +1,4 @@
-"""Settings (SPEC.md, 8): where they come from, what they may be, what is said if they are wrong."""
+"""Settings: where they come from, what they may be, what is said if they are wrong."""
 
 import os
 import re
@@ -304,6 +304,36 @@ def test_without_a_url_the_relay_is_the_one_that_this_machine_would_run(
     assert found.relay == relay
 
 
+def test_the_relay_that_this_machine_would_run_with_a_certificate_is_reached_by_tls(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "file", "HOPTELL_TLS_CERT=/c.pem\nHOPTELL_TLS_KEY=/k.pem\n")
+    environ |= {"HOPTELL_ENV": str(file)}
+    assert load_peer_settings(environ).relay == "wss://127.0.0.1:7777"
+    assert load_peer_settings(environ | {"HOPTELL_RELAY": "ws://h"}).relay == "ws://h"
+
+
+@pytest.mark.parametrize("load", [load_peer_settings, load_relay_settings])
+@pytest.mark.parametrize(
+    "host", ["[::1]", "127.0.0.1:80", "user@h", "ws://h", "a b", "h/x", "::1:x", "h#", "h℀"]
+)
+def test_a_host_is_an_address_or_a_name_alone(
+    environ: dict[str, str], load: Callable[..., object], host: str
+) -> None:
+    assert refused(load, environ | {"HOPTELL_HOST": host}) == (
+        "HOPTELL_HOST: it is an address such as 127.0.0.1 or ::1, or a host name, without brackets"
+        " and without a port (which is HOPTELL_PORT)"
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["*", "0.0.0.0", "::", "fe80::1%eth0", "my-host_1.example", "localhost"]
+)
+def test_what_a_relay_can_listen_on_is_taken(environ: dict[str, str], host: str) -> None:
+    assert load_relay_settings(environ | {"HOPTELL_HOST": host}).host == host
+    assert load_peer_settings(environ | {"HOPTELL_HOST": host}).relay.startswith("ws://")
+
+
 @pytest.mark.parametrize(
     "url",
     ["ws://h:7777", "wss://h", "ws://[::1]:7777", "wss://h/some/path", "ws://h:7777/?a=b"],
@@ -351,7 +381,13 @@ def test_a_port_is_a_number_up_to_65535(environ: dict[str, str], port: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("0", Rate(0)), ("30/10", Rate(30, 10)), ("1/0.1", Rate(1, 0.1))]
+    ("text", "rate"),
+    [
+        ("0", Rate(0)),
+        ("30/10", Rate(30, 10)),
+        ("1/0.1", Rate(1, 0.1)),
+        ("1000000/86400", Rate(1_000_000, 86_400)),
+    ],
 )
 def test_a_rate_is_sends_per_seconds_or_0_for_none(
     environ: dict[str, str], text: str, rate: Rate
@@ -362,12 +398,14 @@ def test_a_rate_is_sends_per_seconds_or_0_for_none(
 @pytest.mark.parametrize(
     "text",
     ["30", "30/", "/10", "30/0", "0/10", "-1/10", "30/-1", "1.5/10", "a/b", "30/10/5", "30/nan"]
-    + ["30/inf", "30/99999"],
+    + ["30/inf", "30/99999", "30/86401", "1000001/10", "99999999999999999999/10"]
+    + ["٣٠/10", "1_000/10", "30/1e3", "30/1_0", "+30/10", "30 /10", "00", "30/.5"],
 )
 def test_any_other_rate_is_refused(environ: dict[str, str], text: str) -> None:
     sentence = refused(load_relay_settings, environ | {"HOPTELL_RATE": text})
     assert sentence == (
-        "HOPTELL_RATE: a rate is sends/seconds, for example 30/10, or 0 for no limit"
+        "HOPTELL_RATE: a rate is sends/seconds, for example 30/10, with 1 to 1000000 sends in up to"
+        " 86400 seconds, or 0 for no limit"
     )
 
 

@@ -1,6 +1,6 @@
 // A relay with hoptell's semantics on Node and npm's `ws`: what hoptell is measured against.
 //
-// It is meant to win: it keeps every rule of the protocol (SPEC in README.md: names, tokens,
+// It is meant to win: it keeps every rule of the protocol (docs/protocol.md: names, tokens,
 // roles, queues and their bounds, in-flight limit, acknowledgements, redelivery in order,
 // time to live, idempotency keys, rate, pings, sizes, /healthz, /metrics, one log line an
 // event) in the way that someone who knows Node writes it: no compression, one

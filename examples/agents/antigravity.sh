@@ -1,2 +1,2 @@
-# Antigravity: run this once.
-agy mcp add hoptell /path/to/hoptell mcp
+# Antigravity: run this once. The name stands here, since its command takes no variables.
+agy mcp add hoptell /usr/bin/env HOPTELL_NAME=erin /path/to/hoptell mcp

@@ -1,4 +1,4 @@
-"""The command line: options in, one library call, words out (SPEC.md, 8).
+"""The command line: options in, one library call, words out (docs/commands.md).
 
 The group knows its commands by a table and imports one only when it runs, so that
 `hoptell send` loads neither the relay nor the MCP library, and `hoptell --help` loads nothing.

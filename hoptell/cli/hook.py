@@ -1,4 +1,4 @@
-"""`hoptell hook` and `hoptell hooks`: how Claude Code wakes up (SPEC.md, 6).
+"""`hoptell hook` and `hoptell hooks`: how Claude Code wakes up (README.md).
 
 Exit code 2 of `hoptell hook` wakes the session, so nothing but a notice may end in 2. Claude
 Code reads the notice from standard error.

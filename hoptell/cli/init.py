@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from hoptell import frames
 from hoptell.errors import HoptellError, LoginRefused
 from hoptell.names import member_in, name_problem
 from hoptell.settings import PeerSettings, Values, is_loopback, load_peer_settings
@@ -45,8 +46,20 @@ def _name(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     return value
 
 
+def _relay(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    # As from an unset variable of a script; without it, init would make a relay's token here.
+    if value is not None and not value.strip():
+        raise click.BadParameter("this is empty: give the relay's address")
+    return value
+
+
 @click.command("init", epilog=EPILOG)
-@click.option("--relay", metavar="URL", help="Join the relay at ws://host:7777 or wss://host.")
+@click.option(
+    "--relay",
+    metavar="URL",
+    callback=_relay,
+    help="Join the relay at ws://host:7777 or wss://host.",
+)
 @click.option("--token-stdin", is_flag=True, help="Read its token, or yours, from standard input.")
 @click.option(
     "--apply",
@@ -228,10 +241,7 @@ def _say_what_next(joined: bool) -> None:
     settings = load_peer_settings()
     hoptell = shlex.join(machine.command)
     if not joined and _is_ours(settings):
-        if _answers(settings.relay):
-            _say(f"\nThe relay at {_shown(settings.relay)} is running.")
-        else:
-            _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
+        _say_whether_it_runs(settings, hoptell)
     here = [agent for agent in AGENTS.values() if agent.is_here(machine)]
     for agent in here:
         _say_agent(agent, machine, hoptell)
@@ -244,6 +254,29 @@ def _say_what_next(joined: bool) -> None:
     if not (joined and _is_here(settings)):  # then it may be a tunnel's end, of use only here
         _say_how_to_join(settings, hoptell)
     _say(f"\nIf something does not work:\n  {hoptell} doctor")
+
+
+def _say_whether_it_runs(settings: PeerSettings, hoptell: str) -> None:
+    if not _answers(settings.relay):
+        _say(f"\nStart the relay, and leave it running:\n  {hoptell} relay")
+        return
+    address = _shown(settings.relay)
+    problem = _login_problem(settings)
+    if problem is None:
+        _say(f"\nThe relay at {address} is running.")
+    elif _is_stranger(problem) and Values.load().get("HOPTELL_RELAY") is None:
+        port = (urlsplit(settings.relay).port or 0) % 65535 + 1
+        _say(f"\nThe relay at {address} does not know this token: it is another user's, or runs")
+        _say("with other settings. Stop it; or, to have one of your own beside it, add")
+        _say(f"  HOPTELL_PORT={port}")
+        _say(f"to {settings_file.place(os.environ)}. Then start yours, and leave it running:")
+        _say(f"  {hoptell} relay")
+    else:
+        _say(f"\nSomething answers at {address}, but it is of no use here: {problem}")
+
+
+def _is_stranger(problem: HoptellError) -> bool:
+    return isinstance(problem, LoginRefused) and problem.code == frames.CLOSE_BAD_TOKEN
 
 
 def _say_agent(agent: Agent, machine: Machine, hoptell: str) -> None:
@@ -271,6 +304,8 @@ def _say_how_to_join(settings: PeerSettings, hoptell: str) -> None:
         url = _with_host(url, _address())
     join = f"hoptell init --relay {shlex.quote(url)} --token-stdin"
     _say(f"  {join}")
+    if _is_here(settings) and url.startswith("wss:"):
+        _say("(with the name that the relay's certificate is for, if it is not for this address)")
     _say("and this from here gives it the token without showing it:")
     _say(f"  {hoptell} init --show-token | ssh MACHINE {shlex.quote(join)}")
     if is_loopback(load_relay_settings().host) and _is_here(settings):
@@ -292,20 +327,16 @@ def _is_ours(settings: PeerSettings) -> bool:
 
 
 def _answers(url: str) -> bool:
-    """Whether a relay runs at a `ws://` address of this machine."""
-    from http.client import HTTPConnection, HTTPException
+    """Whether anything accepts connections at an address of this machine."""
+    import socket
 
     parts = urlsplit(url)
-    if parts.scheme != "ws":
-        return False
-    connection = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
     try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().read(16).strip() == b"ok"
-    except (OSError, HTTPException):
+        socket.create_connection((parts.hostname or "", port), ANSWER_TIMEOUT).close()
+    except (OSError, UnicodeError):
         return False
-    finally:
-        connection.close()
+    return True
 
 
 def _is_here(settings: PeerSettings) -> bool:

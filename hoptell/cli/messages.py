@@ -224,7 +224,7 @@ async def _ask(to: str, text: str, timeout: int, as_json: bool) -> bool:
         if answer is None:
             _say_in_vain(client, f"no answer from {to} within {in_words(timeout)}")
             return False
-        await _show(answer, client.name, as_json)
+        await _show(answer, settings.name, as_json)
         return True
 
 
@@ -255,8 +255,7 @@ async def _first_answer(client: "RelayClient", to: str, reference: str) -> "Deli
             return delivery
         if message.id not in seen:  # else its confirmation was lost with a connection
             seen.add(message.id)
-            framed = _framed(message, client.name)
-            _print(f"Not the answer, but it arrived meanwhile:\n{framed}", err=True)
+            _print(f"Not the answer, but it arrived meanwhile:\n{_framed(message)}", err=True)
         await delivery.confirm()
 
 
@@ -337,8 +336,8 @@ async def _before(seconds: float | None, arriving: "Awaitable[Delivery]") -> "De
         return None
 
 
-async def _show(delivery: "Delivery", name: str, as_json: bool) -> None:
-    """Print it, and only then let the relay forget it."""
+async def _show(delivery: "Delivery", name: str | None, as_json: bool) -> None:
+    """Print it for the peer of this name, and only then let the relay forget it."""
     message = delivery.message
     _print(_json(_wire(message)) if as_json else _framed(message, name))
     await delivery.confirm()
@@ -416,10 +415,11 @@ def _standard_input() -> str:
     return text
 
 
-def _framed(message: frames.Message, name: str) -> str:
+def _framed(message: frames.Message, name: str | None = None) -> str:
     from hoptell.render import render, send_command
 
-    shown = render(message, now_ms=int(time.time() * 1000), send_command=send_command(name))
+    answering = "hoptell send" if name is None else send_command(name)
+    shown = render(message, now_ms=int(time.time() * 1000), send_command=answering)
     return shown.removesuffix("\n")
 
 

@@ -1,6 +1,7 @@
 """`hoptell relay`: settings and options in, a relay that runs until it is stopped."""
 
 import logging
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,8 @@ def relay_command(
         log.note("token", f"in {made_in}, where the other commands on this machine find it")
     elif (missing := _unfindable(settings)) is not None:
         log.note("address", missing)
+    if (exposed := _exposed_token()) is not None:
+        log.note("settings", exposed)
     try:
         daemon.run(settings, credentials, log, sockets)
     finally:
@@ -119,6 +122,26 @@ def _unfindable(settings: RelaySettings) -> str | None:
         f"the other commands on this machine look for the relay on {usual.host}, port"
         f" {usual.port}: for them to find this one, put {' and '.join(missing)} into the settings"
         " file"
+    )
+
+
+def _exposed_token() -> str | None:
+    """What to say where others on this machine can read the token in the settings file."""
+    from hoptell.env_file import is_open_to_others
+    from hoptell.settings import Values
+
+    values = Values.load()
+    token = values.from_file.get("HOPTELL_TOKEN", "").strip()
+    if values.file is None or not token or token.startswith("sha256:"):
+        return None
+    try:
+        if not is_open_to_others(values.file):
+            return None
+    except OSError:
+        return None
+    return (
+        f"others on this machine can read {values.file}, and the token in it: chmod 600"
+        f" {shlex.quote(str(values.file))}"
     )
 
 

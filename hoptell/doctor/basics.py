@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hoptell import __version__
 from hoptell.doctor.report import Line, failed
-from hoptell.env_file import find_settings_file
+from hoptell.env_file import find_settings_file, is_open_to_others
 from hoptell.errors import HoptellError
 from hoptell.settings import PeerSettings, Values, load_peer_settings
 
@@ -111,7 +111,7 @@ def _settings_file(file: Path) -> Line:
     mode = stat.S_IMODE(status.st_mode)
     if os.name == "posix" and status.st_uid not in (os.geteuid(), 0):
         return Line("settings", "warn", f"{file} belongs to another user", "make it yours")
-    if os.name == "posix" and mode & 0o077:
+    if is_open_to_others(file):
         return Line(
             "settings",
             "warn",

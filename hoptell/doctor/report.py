@@ -35,7 +35,7 @@ CHECKS = {
     "wake": "what HOPTELL_PUSH asks for, and whether it can work here",
     "sidecars": "each session of an agent that runs here, and how it is woken",
     "hooks": "each listener that wakes a Claude Code session",
-    "inbox": "each inbox: who can read it, what waits, what was announced and is unread",
+    "inbox": "each inbox: who can read it, what waits, is shown now, was announced and is unread",
     "tmux": "whether tmux is here, and new enough",
     "injectors": "each agent under hoptell tmux: what it does, and why it does not type",
     "tmux-environment": "settings that have leaked into every new pane",

@@ -5,6 +5,7 @@ twice shows the same.
 """
 
 import os
+import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from hoptell import frames
 from hoptell.doctor.report import Line, Status, span
 from hoptell.errors import HoptellError
-from hoptell.inbox_files import all_inboxes, folder_of, glance
+from hoptell.inbox_files import Glance, all_inboxes, folder_of, glance
 from hoptell.processes import Process
 from hoptell.programs import NO_CHANNELS
 from hoptell.settings import PeerSettings
@@ -147,17 +148,20 @@ def _how_to_prove(mode: str) -> str:
 def hooks(settings: PeerSettings) -> Iterator[Line]:
     """The listeners of Claude Code's hooks, and Claude Code sessions that have none."""
     found = _meetings(settings.home)
-    for claude, listener, since, _ in found:
+    names = {process: session.name for process, session in sessions(settings.home)}
+    for claude, listener, since, beside in found:
+        about = ", ".join(names[sidecar] for sidecar in beside if sidecar in names) or None
         if listener is not None:
             age = span(time.time() - since)
             said = f"pid {listener.pid} listens for Claude Code, pid {claude.pid}, for {age}"
-            yield Line("hooks", "ok", said)
+            yield Line("hooks", "ok", said, about=about)
             continue
         yield Line(
             "hooks",
             "warn",
             f"nothing listens for Claude Code, pid {claude.pid}, so it cannot be woken by its hook",
             "it starts at the next prompt if `hoptell init --apply claude` was run",
+            about=about,
         )
     if not found:
         yield Line("hooks", "info", "no Claude Code session with hoptell runs here now")
@@ -200,16 +204,33 @@ def _inbox(folder: Path, session: Session | None, is_typed: bool) -> Iterator[Li
             "look at them, and remove them",
             about=name,
         )
-    if not seen.stored_at:
-        yield Line("inbox", "ok", "nothing waits", about=name)
+    if seen.open:
+        count = f"{seen.open} {'message' if seen.open == 1 else 'messages'}"
+        yield Line(
+            "inbox",
+            "warn",
+            f"the mode of {count} in {folder} lets others read them",
+            f"find {shlex.quote(str(folder))} -name '*.json*' -exec chmod 600 {{}} +",
+            about=name,
+        )
+    if seen.stored_at:
+        yield _waiting(name, seen, session, is_typed)
+    elif seen.shown:
+        yield Line("inbox", "info", f"nothing waits, and {_being_shown(seen)}", about=name)
     else:
-        yield _waiting(name, seen.stored_at, session, is_typed)
+        yield Line("inbox", "ok", "nothing waits", about=name)
 
 
-def _waiting(name: str, stored: list[float], session: Session | None, is_typed: bool) -> Line:
-    now = time.time()
+def _being_shown(seen: Glance) -> str:
+    return f"{seen.shown} {'is' if seen.shown == 1 else 'are'} being shown"
+
+
+def _waiting(name: str, seen: Glance, session: Session | None, is_typed: bool) -> Line:
+    now, stored = time.time(), seen.stored_at
     count = f"{len(stored)} {'message waits' if len(stored) == 1 else 'messages wait'}"
     said = f"{count}, the oldest for {span(now - stored[0])}"
+    if seen.shown:
+        said += f", and {_being_shown(seen)}"
     if is_typed:
         return Line("inbox", "info", f"{said} (see injectors)", about=name)
     if session is None:
@@ -287,7 +308,6 @@ def agents(machine: Machine) -> Iterator[Line]:
 
 
 def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
-    register = f"hoptell init --apply {agent.key}"
     try:
         found = agent.registrations(machine)
         problem = agent.problem(machine)
@@ -296,19 +316,31 @@ def _agent(agent: Agent, machine: Machine) -> Iterator[Line]:
         return
     if not found:
         said = f"{agent.title} is here, and hoptell is not registered with it"
-        yield Line("agents", "info", said, register, about=agent.key)
+        yield Line("agents", "info", said, _fix(agent, machine), about=agent.key)
         return
     for registration in found:
         if (wrong := _registration_problem(registration, machine)) is not None:
-            yield Line("agents", wrong[0], wrong[1], wrong[2] or register, about=agent.key)
+            fix = wrong[2] or _fix(agent, machine)
+            yield Line("agents", wrong[0], wrong[1], fix, about=agent.key)
             return
     if problem is not None:
-        yield Line("agents", "warn", f"{agent.title}: {problem}", register, about=agent.key)
+        said = f"{agent.title}: {problem}"
+        yield Line("agents", "warn", said, _fix(agent, machine), about=agent.key)
         return
     name = found[0].name
     as_name = f", as {name}" if name else ""
     said = f"{agent.title} has hoptell ({found[0].where}){as_name}"
     yield Line("agents", "ok", said, about=agent.key)
+
+
+def _fix(agent: Agent, machine: Machine) -> str:
+    """How to register hoptell: by the command, or by hand where that would refuse."""
+    try:
+        agent.steps(machine, None)
+    except HoptellError as error:
+        if error.fix is not None:
+            return error.fix
+    return f"hoptell init --apply {agent.key}"
 
 
 def _registration_problem(

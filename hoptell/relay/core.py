@@ -1,4 +1,4 @@
-"""The relay's state: who is there, what waits, what is in flight (SPEC.md, 3).
+"""The relay's state: who is there, what waits, what is in flight (docs/protocol.md).
 
 The core decides and does nothing else: it reads no clock, opens no socket, draws no random
 number and writes no log. The shell (server.py) tells it what happened, with the time, and
@@ -580,8 +580,9 @@ class Relay:
         repeats, has its old delivery id, and the recipient's inbox drops the copy. It holds within
         the span in which a key is recognized, by both clocks: either may have been set, or begun
         anew with the machine. And nobody who did not get the message can tell its reference.
+        Where keys are forgotten early, a repeat may meet the first one here, and needs other ids.
         """
-        if key is None:
+        if key is None or len(self._keys) >= self.limits.keys:
             return next(self._references)
         span = self.limits.key_lifetime
         parts = (sender, key, str(now // span), str(self._wall(now) // (span * 1000)))

@@ -1,4 +1,4 @@
-"""Which tokens open the relay: one shared token, a members file, or both (SPEC.md, 3).
+"""Which tokens open the relay: one shared token, a members file, or both (README.md).
 
 A members file is a JSON object of member names and tokens, each the secret itself or
 `sha256:` and the 64 hex digits of its hash:
@@ -168,8 +168,11 @@ def remove_member(file: Path, name: str) -> None:
 def _editing(file: Path) -> Iterator[dict[str, Any]]:
     """The members, to be changed; written back unless the block raises."""
     file = Path(os.path.realpath(file))  # replace what a symlink points to, not the symlink
+    if not file.parent.is_dir():  # more likely a typing error than a place for tokens
+        raise ConfigurationError(
+            f"there is no folder {file.parent} for a members file", "make it, or correct the name"
+        )
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file.parent):
             members = _read(file) if file.exists() else {}
             yield members

@@ -1,4 +1,4 @@
-"""What the relay's port answers to plain HTTP (SPEC.md, 3 "HTTP")."""
+"""What the relay's port answers to plain HTTP (docs/protocol.md)."""
 
 import email.utils
 from collections.abc import Callable

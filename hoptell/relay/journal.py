@@ -1,4 +1,4 @@
-"""What must outlive the relay's process: nothing (the default), or a SQLite file (SPEC.md, 3).
+"""What must outlive the process: nothing (the default), or a SQLite file (docs/operations.md).
 
 The core says what to record (model.Record). A message is durable once its record is on disk;
 only then does the shell let anybody hear of it. Everything else that is recorded (a confirmed
@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from hoptell.relay.database import lock_file, one_name
 from hoptell.relay.model import (
     Accepted,
     Confirmed,
@@ -32,14 +33,12 @@ from hoptell.relay.model import (
     Record,
     Restored,
 )
-from hoptell.relay.store import Batch, Store, lock_file, one_name
+from hoptell.relay.store import Batch, Store
 
 logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL = 1.0
 """Seconds until a file that could not be written is tried again."""
-CLOSE_TIMEOUT = 1.0
-"""Seconds that the end of the relay waits for the last commit, of which nobody waits to hear."""
 MAINTENANCE_INTERVAL = 60.0
 """Seconds between two rounds of dropping old keys and giving free pages back."""
 
@@ -53,9 +52,11 @@ class Journal(Protocol):
     def flush(self) -> None:
         """Everything of this loop turn was noted: write it."""
 
-    def close(self) -> None:
-        """Write what was noted, and let go of the file. Blocks until that is done, or for
-        CLOSE_TIMEOUT: a disk that takes longer keeps the file from other relays meanwhile.
+    async def close(self) -> None:
+        """Write what was noted, and let go of the file; nothing is recorded any more.
+
+        Whoever waits no longer for a slow disk may cancel this: it goes on, and the file is
+        kept from other relays until it is done or the process ends.
         """
 
 
@@ -69,7 +70,7 @@ class NullJournal:
     def flush(self) -> None:
         pass
 
-    def close(self) -> None:
+    async def close(self) -> None:
         pass
 
 
@@ -113,6 +114,7 @@ class SqliteJournal:
         self._next = Batch()
         self._writing = False
         self._failing = False
+        self._closed = asyncio.Event()
         self._batches: queue.Queue[Batch | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="hoptell-journal", daemon=True)
 
@@ -141,11 +143,12 @@ class SqliteJournal:
         if self._next and not self._writing and not self._failing:
             self._write()
 
-    def close(self) -> None:
-        if self._next:
-            self._batches.put(self._next)
+    async def close(self) -> None:
+        batch, self._next = self._next, Batch()
+        if batch:
+            self._batches.put(batch)
         self._batches.put(None)
-        self._thread.join(CLOSE_TIMEOUT)
+        await self._closed.wait()
 
     def _write(self) -> None:
         batch, self._next = self._next, Batch()
@@ -194,6 +197,7 @@ class SqliteJournal:
                 self._store.maintain(every=MAINTENANCE_INTERVAL)
         self._store.close()
         os.close(self._lock)  # not before: another relay would read what is still being written
+        self._tell(self._closed.set)
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits to hear it

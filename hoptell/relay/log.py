@@ -1,4 +1,4 @@
-"""The relay's log: one line an event, to standard error (SPEC.md, 3 "Logs").
+"""The relay's log: one line an event, to standard error (docs/operations.md).
 
 Lines are collected and leave many at a time: with two lines a message, a `logging` record and a
 write for each would cost more than routing it. Nothing that a

@@ -1,4 +1,4 @@
-"""What the relay counts, as Prometheus text: `GET /metrics` (SPEC.md, 3 "HTTP").
+"""What the relay counts, as Prometheus text: `GET /metrics` (examples/prometheus/README.md).
 
 Numbers only: no names, no addresses, no text. Counting is an addition to a plain attribute;
 prometheus_client writes the text, and is imported when somebody first asks for it (28 ms and

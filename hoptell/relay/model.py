@@ -18,7 +18,7 @@ from hoptell import frames
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds and spans of SPEC.md section 3 that the core keeps. Spans are in seconds."""
+    """The bounds and spans that the core keeps (docs/protocol.md). Spans are in seconds."""
 
     in_flight: int = 50
     """Deliveries sent to one connection and not yet confirmed."""
@@ -77,6 +77,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
     row: int = 0
     """The journal's: its number there, and how many of its copies are not confirmed."""
     copies: int = 0
+    key: str | None = None
+    """The journal's: the sender's key, if its answer was not known when it was recorded."""
 
 
 class Receipt(msgspec.Struct, eq=False, gc=False):

@@ -1,4 +1,4 @@
-"""How often one peer name may send (SPEC.md, 3 "Rate")."""
+"""How often one peer name may send (docs/protocol.md)."""
 
 from collections import deque
 from math import ceil, inf

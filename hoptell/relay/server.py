@@ -1,4 +1,4 @@
-"""The shell around the core: connections, HTTP, journal, log and one timer (SPEC.md, 3).
+"""The shell around the core: connections, HTTP, journal, log and one timer (docs/operations.md).
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
@@ -82,7 +82,9 @@ class Timing:
     silent_rounds: int = 2
     """Pings without a byte in answer after which a connection is dropped."""
     close_wait: float = CLOSE_WAIT
-    """How long closing may take: one connection, and so the whole relay."""
+    """How long closing one connection may take."""
+    stop_wait: float = 1.5
+    """How long the end of the relay may take, with all connections and the journal."""
 
 
 class RelayServer:
@@ -174,7 +176,11 @@ class RelayServer:
         self._sweep_timer = self._loop.call_later(self._timing.ping_interval, self._sweep)
 
     async def stop(self) -> None:
-        """Accept nothing more, and close every connection with 1001, however stuck it is."""
+        """Accept nothing more, close every connection with 1001, and the journal.
+
+        However stuck peers and disk are, it is over after `stop_wait`. What is not on disk by
+        then, nobody has heard of.
+        """
         self._is_stopping = True
         for listener in self._listeners:
             listener.close()
@@ -184,14 +190,16 @@ class RelayServer:
         self._settle()
         for websocket in tuple(self._websockets):
             websocket.close(CLOSE_GOING_AWAY, "the relay is stopping")
-        if self._websockets:
-            # Each one has a timer that ends it; this is only for what should not happen.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.close_wait + 0.3):
-                    await self._all_gone.wait()
+        if not self._websockets:
+            self._all_gone.set()
+        self._settle()
+        # Both at once: a client that does not answer its close frame must not cost the journal
+        # the time that a slow disk needs.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.stop_wait):
+                await asyncio.gather(self._all_gone.wait(), self._journal.close())
         self._settle()
         self._log.flush()
-        await asyncio.to_thread(self._journal.close)
 
     def _tls_options(self) -> dict[str, Any]:
         if self._tls is None:
@@ -471,7 +479,8 @@ class RelayServer:
         """The journal cannot take these messages, of which nobody has heard: refuse them."""
         now = self._turn()
         self.metrics.withdrawn += len(accepted)
-        for record in accepted:
+        # The newest first: an older one makes room in flight, which none of these may take.
+        for record in reversed(accepted):
             self.core.withdraw(record, NOT_RECORDED, now=now)
             for effect in self._not_durable.pop(record.receipt, ()):
                 if isinstance(effect, Acknowledge):

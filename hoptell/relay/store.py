@@ -1,75 +1,38 @@
-"""The journal's database: a schema that any SQLite tool reads, written a batch at a time.
+"""The rows of the journal's database: read once, then written a batch at a time.
 
-Schema (`PRAGMA user_version` 1, `PRAGMA application_id` 0x686f7074, "hopt"); times are Unix ms:
-
-    peers       name, host, roles (JSON array), wake, transient (1: it will not come back)
-    messages    id, reference, sender, member, host, recipient (the address), text, ts,
-                reply_to, expires, no_reply; one row a message that has deliveries
-    deliveries  seq (the order of acceptance), id, message (messages.id), peer; one row a copy
-                that is not confirmed yet
-    keys        sender, key, reference, accepted_at, expires, state (NULL: it was in flight),
-                count, skipped (JSON array)
-
-Migrations run in `MIGRATIONS`, each in a transaction of its own.
+The schema is in database.py, where the file is opened.
 
 Each step of a statement takes Python's lock again, and while the event loop is busy a thread
 waits up to 5 ms for it. So a whole batch is one step: a statement with room for so many rows,
 filled up with rows that it skips. (As JSON arrays, `json_each`, it took twice the CPU.) Rows
 are found by the numbers that they were given, which Message and Delivery carry: an index on
 references cost as much as the rows.
+
+What a repeat of a key is answered is recorded with the message. While that is still open,
+nothing is; nor is `delivered` recorded when it comes: a message of this journal that leaves it
+was confirmed, or its key is told otherwise in the same commit.
 """
 
-import errno
 import logging
-import os
 import sqlite3
-import stat
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Literal
 
 import msgspec
 
-from hoptell.errors import ConfigurationError
+from hoptell import frames
+from hoptell.relay.database import open_database
 from hoptell.relay.model import Accepted, Delivery, Message, Peer, Receipt, Restored
 
 logger = logging.getLogger(__name__)
 
-APPLICATION_ID = 0x686F7074
-MIGRATIONS = (
-    """
-    CREATE TABLE peers (
-        name TEXT PRIMARY KEY, host TEXT NOT NULL, roles TEXT NOT NULL, wake TEXT,
-        transient INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE messages (
-        id INTEGER PRIMARY KEY, reference TEXT NOT NULL, sender TEXT NOT NULL, member TEXT,
-        host TEXT NOT NULL, recipient TEXT NOT NULL, text TEXT NOT NULL, ts INTEGER NOT NULL,
-        reply_to TEXT, expires INTEGER, no_reply INTEGER NOT NULL
-    );
-    CREATE TABLE deliveries (
-        seq INTEGER PRIMARY KEY, id TEXT NOT NULL, message INTEGER NOT NULL, peer TEXT NOT NULL
-    );
-    CREATE TABLE keys (
-        sender TEXT NOT NULL, key TEXT NOT NULL, reference TEXT NOT NULL,
-        accepted_at INTEGER NOT NULL, expires INTEGER, state TEXT, count INTEGER, skipped TEXT,
-        PRIMARY KEY (sender, key)
-    ) WITHOUT ROWID
-    """,
-)
-SCHEMA_VERSION = len(MIGRATIONS)
-
 FREE_PAGES = 256
 """Pages (of 4 KiB) that may stay free in the file for the next messages."""
-WAL_SIZE_LIMIT = 4 * 1024 * 1024
-"""Bytes that the write-ahead log keeps after a checkpoint."""
-
-
 INSERTED = {
     "peers": "TTTtI",
     "messages": "ITTtTTTItiI",
@@ -82,15 +45,29 @@ ROWS = (8, 64, 512)
 """How many rows a statement has room for; a batch takes the smallest that holds it."""
 
 SELECT_PEERS = "SELECT name, host, roles, wake, transient FROM peers"
-SELECT_DELIVERIES = (
-    "SELECT seq, deliveries.id, peer, messages.id, reference, sender, member, host, recipient,"
-    " text, ts, reply_to, expires, no_reply"
-    " FROM deliveries JOIN messages ON messages.id = message ORDER BY seq"
+SELECT_MESSAGES = (
+    "SELECT id, reference, sender, member, host, recipient, text, ts, reply_to, expires, no_reply"
+    " FROM messages WHERE id IN (SELECT message FROM deliveries)"
 )
+SELECT_DELIVERIES = "SELECT seq, id, message, peer FROM deliveries ORDER BY seq"
 SELECT_KEYS = (
     "SELECT sender, key, reference, accepted_at, expires, state, count, skipped FROM keys"
     " ORDER BY accepted_at"
 )
+# SQLite keeps any type in any column, and anybody may have changed the file by hand.
+PeerRow = tuple[str, str, str, str | None, Literal[0, 1]]
+MessageRow = tuple[
+    int, str, str, str | None, str, str, str, int, str | None, int | None, Literal[0, 1]
+]
+DeliveryRow = tuple[int, str, int, str]
+KeyRow = tuple[str, str, str, int, int | None, frames.AckState | None, int | None, str | None]
+SETTLE_KEYS = (
+    "INSERT OR REPLACE INTO keys SELECT sender, keys.key, reference, accepted_at, expires,"
+    " json_extract(value, '$[3]'), count, skipped FROM json_each(?) CROSS JOIN keys"
+    " ON sender = json_extract(value, '$[0]') AND keys.key = json_extract(value, '$[1]')"
+    " AND reference = json_extract(value, '$[2]')"
+)
+"""Few messages are not simply delivered: here arrays of JSON are good enough."""
 
 
 @dataclass
@@ -111,69 +88,26 @@ class Store:
     """The database itself; used by one thread at a time.
 
     Raises:
-        ConfigurationError: from the constructor and `load`; the file cannot be used, and was left
-            as it was.
+        ConfigurationError: the file cannot be used, and was left as it was.
     """
 
     def __init__(self, file: Path, *, key_lifetime: float) -> None:
-        self._file = file
         self._key_lifetime = key_lifetime
         self._maintained_at = time.monotonic()
-        try:
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
-            if file.stat().st_size:
-                _check(file)
-            if os.name == "posix":
-                file.chmod(0o600)
-            self._database = _open(file)
-            self._last_message = self._largest("messages", "id")
-            self._last_delivery = self._largest("deliveries", "seq")
-        except (sqlite3.Error, OSError) as error:
-            raise _unusable(file, _words(error)) from None
+        self._database, self._kept = open_database(file, _read)
+        self._last_message = max((d.message.row for d in self._kept.deliveries), default=0)
+        self._last_delivery = max((d.row for d in self._kept.deliveries), default=0)
 
     def close(self) -> None:
         with suppress(sqlite3.Error):
             self._database.close()
 
     def load(self, epoch: float) -> Restored:
-        """Read everything; deliveries in the order of acceptance."""
-        try:
-            return self._load(epoch)
-        except (sqlite3.Error, msgspec.DecodeError, TypeError, ValueError, AttributeError) as error:
-            # SQLite keeps any type in any column: somebody changed the file by hand.
-            self.close()
-            raise _unusable(self._file, f"it is damaged: {_words(error)}") from None
-
-    def _load(self, epoch: float) -> Restored:
-        execute = self._database.execute
-        peers = {row[0]: _peer(*row) for row in execute(SELECT_PEERS)}
-        receipts: dict[str, Receipt] = {}
-        messages: dict[int, Message] = {}
-        deliveries = []
-        for seq, id, name, *row in execute(SELECT_DELIVERIES):
-            message = messages.setdefault(row[0], _message(row))
-            message.copies += 1
-            receipt = receipts.setdefault(
-                message.reference,
-                Receipt(message.reference, 0.0, message.expires, "queued", (), durable=True),
-            )
-            peer = peers.setdefault(name, Peer(name))
-            deliveries.append(Delivery(id, message, peer, receipt, row=seq))
-        keys = []
-        for sender, key, reference, accepted_at, expires, state, count, skipped in execute(
-            SELECT_KEYS
-        ):
-            # It was in flight when it was recorded: it is queued now, or has arrived.
-            receipt = receipts.get(reference) or Receipt(
-                reference, 0.0, expires, "delivered", (), durable=True
-            )
-            receipt.accepted_at = accepted_at / 1000 - epoch
-            if state is not None:
-                receipt.state = state
-                receipt.count = count
-                receipt.skipped = None if skipped is None else _names(skipped)
-            keys.append((sender, key, receipt))
-        return Restored(list(peers.values()), deliveries, keys)
+        """Hand over everything, once; deliveries in the order of acceptance."""
+        kept, self._kept = self._kept, Restored([], [], [])
+        for _, _, receipt in kept.keys:
+            receipt.accepted_at -= epoch
+        return kept
 
     def commit(self, batch: Batch) -> None:
         """Write a batch in one transaction.
@@ -236,6 +170,7 @@ class Store:
         # Flat lists from the start: this and SQLite are most of what a journal costs.
         messages: list[object] = []
         deliveries: list[object] = []
+        keys: list[object] = []
         row, seq = self._last_message, self._last_delivery
         for entry in accepted:
             message = entry.message
@@ -259,13 +194,23 @@ class Store:
                 seq += 1
                 delivery.row = seq
                 deliveries += (seq, delivery.id, row, delivery.peer.name)
+            if entry.key is not None:
+                state = entry.receipt.state or ""
+                keys += _key_row(entry, state)
+                message.key = None if state else entry.key
         self._last_message, self._last_delivery = row, seq
         self._insert("messages", messages)
         self._insert("deliveries", deliveries)
-        keys = [_key_row(entry) for entry in accepted if entry.key is not None]
-        self._insert("keys", [value for row in keys for value in row])
+        self._insert("keys", keys)
 
     def _forget(self, done: list[Delivery]) -> None:
+        settled = [
+            (delivery.message.sender, delivery.message.key, delivery.receipt.reference, state)
+            for delivery in done
+            if delivery.message.key is not None and (state := delivery.receipt.state) != "delivered"
+        ]
+        if settled:
+            self._database.execute(SETTLE_KEYS, (_json(settled),))
         self._delete("deliveries", "seq", [delivery.row for delivery in done])
         # Many confirmations in one batch may be of one message: @all.
         counts = Counter(delivery.message.row for delivery in done)
@@ -292,12 +237,6 @@ class Store:
             part += filling * (room - len(part))
             self._database.execute(_delete_statement(table, column, room), part)
 
-    def _largest(self, table: str, column: str) -> int:
-        (largest,) = self._database.execute(
-            f"SELECT coalesce(max({column}), 0) FROM {table}"
-        ).fetchone()
-        return int(largest)
-
 
 def _room(rows: int) -> int:
     return next(room for room in ROWS if rows <= room)
@@ -323,120 +262,60 @@ def _delete_statement(table: str, column: str, room: int) -> str:
     return f"DELETE FROM {table} WHERE {column} IN ({', '.join('?' * room)})"
 
 
-def one_name(file: Path) -> Path:
-    """The name by which every relay knows this journal: SQLite's and our lock are beside it.
-
-    Raises:
-        ConfigurationError: there cannot be just one, or it is not a file.
-    """
-    file = Path(os.path.realpath(file))
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return file
-    except OSError as error:
-        raise ConfigurationError(
-            f"the journal {file} cannot be used ({_words(error)}): give another file"
-        ) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigurationError(f"{file} is not a regular file: give another one as the journal")
-    if found.st_nlink > 1:
-        raise ConfigurationError(
-            f"the journal {file} has another name too (a hard link), by which a second relay could"
-            " use it: remove one of them, or give another file"
-        )
-    return file
-
-
-def lock_file(file: Path) -> int:
-    """Make this process the only relay on a journal, until the returned descriptor is closed.
-
-    Raises:
-        ConfigurationError: another relay has it; its pid is in the sentence.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        raise ConfigurationError("a journal needs a POSIX system: start without it") from None
-    path = file.with_name(f"{file.name}.lock")
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except OSError as error:
-        pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise ConfigurationError(f"cannot lock {path}: {error.strerror}") from None
-        raise ConfigurationError(
-            f"the relay with pid {pid} uses the journal {file}: stop that one, or give this one"
-            " another file"
-        ) from None
-    return lock
-
-
-def _check(file: Path) -> None:
-    """Look at an existing file without changing it.
-
-    Raises:
-        ConfigurationError: it is newer, or not a journal.
-        sqlite3.Error: it is damaged, or not a database.
-    """
-    wal = file.with_name(f"{file.name}-wal")
-    # Even a reader makes the files of the write-ahead log, where there is one to read.
-    how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
-    with closing(sqlite3.connect(f"file:{quote(str(file))}?{how}", uri=True)) as database:
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != APPLICATION_ID and (application or version or tables):
-        raise ConfigurationError(f"{file} is another program's database: give another file")
-    if version > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"the journal {file} was written by a newer hoptell (schema {version}, this one knows"
-            f" {SCHEMA_VERSION}): install that version, or give another file"
-        )
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(f"it is damaged: {verdict}")
-
-
-def _open(file: Path) -> sqlite3.Connection:
-    # Several threads, one at a time: the event loop's reads it, then the journal's has it.
-    database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    try:
-        execute = database.execute
-        execute("PRAGMA auto_vacuum = INCREMENTAL")
-        execute("PRAGMA journal_mode = WAL")
-        execute("PRAGMA synchronous = FULL")
-        execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT}")
-        (version,) = execute("PRAGMA user_version").fetchone()
-        for number, migration in enumerate(MIGRATIONS[version:], version + 1):
-            execute("BEGIN IMMEDIATE")
-            for statement in migration.split(";"):
-                execute(statement)
-            execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            execute(f"PRAGMA user_version = {number}")
-            execute("COMMIT")
-        execute("BEGIN IMMEDIATE")  # a file that cannot be written says so now
-        execute("PRAGMA user_version = " + str(SCHEMA_VERSION))
-        execute("COMMIT")
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
 def _json(rows: object) -> str:
     return msgspec.json.encode(rows).decode()
 
 
 def _names(text: str) -> list[str]:
     return msgspec.json.decode(text, type=list[str])
+
+
+def _key_row(accepted: Accepted, state: str) -> tuple[object, ...]:
+    message, receipt = accepted.message, accepted.receipt
+    return (
+        message.sender,
+        accepted.key,
+        receipt.reference,
+        message.ts,
+        receipt.expires or 0,
+        state,
+        receipt.count or 0,
+        "" if receipt.skipped is None else _json(receipt.skipped),
+    )
+
+
+# Reading ------------------------------------------------------------------------------------
+
+
+def _read(database: sqlite3.Connection) -> Restored:
+    """Read everything; the times of keys are Unix time.
+
+    Raises:
+        sqlite3.Error: also for what hoptell would not have written.
+    """
+
+    table = ""
+
+    def rows(name: str, query: str, kind: Any) -> Any:
+        nonlocal table
+        table = name
+        return msgspec.convert(database.execute(query).fetchall(), list[kind])
+
+    try:
+        peers = {row[0]: _peer(*row) for row in rows("peers", SELECT_PEERS, PeerRow)}
+        messages = {row[0]: _message(row) for row in rows("messages", SELECT_MESSAGES, MessageRow)}
+        deliveries = _deliveries(
+            rows("deliveries", SELECT_DELIVERIES, DeliveryRow), messages, peers
+        )
+        keys = _keys(rows("keys", SELECT_KEYS, KeyRow), deliveries)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise sqlite3.DatabaseError(f"in {table}: {error}") from None
+    except sqlite3.OperationalError as error:
+        if hasattr(error, "sqlite_errorcode"):
+            raise
+        # Python's own error, which quotes the text.
+        raise sqlite3.DatabaseError(f"in {table}: a text is not UTF-8") from None
+    return Restored(list(peers.values()), deliveries, keys)
 
 
 def _peer(name: str, host: str, roles: str, wake: str | None, transient: int) -> Peer:
@@ -446,7 +325,7 @@ def _peer(name: str, host: str, roles: str, wake: str | None, transient: int) ->
     return peer
 
 
-def _message(row: list[Any]) -> Message:
+def _message(row: tuple[Any, ...]) -> Message:
     id, reference, sender, member, host, to, text, ts, reply_to, expires, no_reply = row
     return Message(
         reference=reference,
@@ -464,27 +343,39 @@ def _message(row: list[Any]) -> Message:
     )
 
 
-def _key_row(accepted: Accepted) -> tuple[object, ...]:
-    message, receipt = accepted.message, accepted.receipt
-    return (
-        message.sender,
-        accepted.key,
-        receipt.reference,
-        message.ts,
-        receipt.expires or 0,
-        receipt.state or "",
-        receipt.count or 0,
-        "" if receipt.skipped is None else _json(receipt.skipped),
-    )
+def _deliveries(
+    rows: list[tuple[int, str, int, str]], messages: dict[int, Message], peers: dict[str, Peer]
+) -> list[Delivery]:
+    receipts = {
+        row: Receipt(message.reference, 0.0, message.expires, "queued", (), durable=True)
+        for row, message in messages.items()
+    }
+    deliveries = []
+    for seq, id, row, name in rows:
+        message = messages.get(row)
+        if message is None:
+            raise ValueError(f"the message of delivery {seq} is missing")
+        message.copies += 1
+        peer = peers.setdefault(name, Peer(name))
+        deliveries.append(Delivery(id, message, peer, receipts[row], row=seq))
+    return deliveries
 
 
-def _unusable(file: Path, problem: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the journal {file} cannot be used ({problem}): repair or move it, or give another file"
-    )
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or "input/output error"
-    return " ".join(str(error).split())
+def _keys(
+    rows: list[tuple[Any, ...]], deliveries: list[Delivery]
+) -> list[tuple[str, str, Receipt]]:
+    waiting = {delivery.receipt.reference: delivery for delivery in deliveries}
+    keys = []
+    for sender, key, reference, accepted_at, expires, state, count, skipped in rows:
+        if (delivery := waiting.get(reference)) is not None:
+            receipt = delivery.receipt  # queued now, whatever it was
+            delivery.message.key = None if state else key
+        else:
+            receipt = Receipt(reference, 0.0, expires, "delivered", (), durable=True)
+        receipt.accepted_at = accepted_at / 1000
+        if state is not None:
+            receipt.state = state
+            receipt.count = count
+            receipt.skipped = None if skipped is None else _names(skipped)
+        keys.append((sender, key, receipt))
+    return keys

@@ -1,20 +1,20 @@
 """Changing files that belong to somebody else: other programs, and the person who wrote them.
 
 Each change is one atomic replacement, through a link to the file that it names, with the owner
-and mode that it had. The first one leaves a copy of how the file was before, readable by its owner
-alone. What cannot be changed without loss (comments in JSON) is refused, with what to add by
-hand; TOML keeps its comments and layout.
+and mode that it had. It leaves a copy of how the file was before, readable by its owner alone.
+Comments and layout stay. What cannot be changed without loss is refused, with what to add by hand.
 """
 
+import itertools
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hoptell import replacing
 from hoptell.errors import ConfigurationError
+from hoptell.setup import json_text
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -41,7 +41,7 @@ def read(file: Path) -> str | None:
 def replace(file: Path, text: str) -> Path | None:
     """Write `text` as the file's content, all of it or nothing.
 
-    Returns: the copy of how it was before, if this is the first change.
+    Returns: the copy of how it was before, if it was there.
 
     Raises:
         ConfigurationError: it cannot be written; it is as before.
@@ -49,54 +49,35 @@ def replace(file: Path, text: str) -> Path | None:
     target = Path(os.path.realpath(file))
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        backup = _copied(target) if target.exists() else None
+        backup = keep_copy(target) if target.exists() else None
         replacing.replace(target, text.encode())
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None
     return backup
 
 
-def keep_copy(file: Path) -> None:
-    """Copy a file as it is now, over a copy that is there.
+def keep_copy(file: Path) -> Path:
+    """Copy a file as it is now; copies that are there stay, and the new one gets a number.
+
+    Returns: the copy.
 
     Raises:
         OSError: it cannot be copied.
     """
     target = Path(os.path.realpath(file))
-    _backup_of(target).unlink(missing_ok=True)
-    _copied(target)
-
-
-def _copied(file: Path) -> Path | None:
-    backup = _backup_of(file)
-    try:
-        replacing.create(backup, file.read_bytes(), like=file.stat())
-    except FileExistsError:
-        return None
-    return backup
-
-
-def _backup_of(file: Path) -> Path:
-    return file.with_name(file.name + BACKUP_SUFFIX)
+    data, status = target.read_bytes(), target.stat()
+    for number in itertools.count(1):
+        ending = BACKUP_SUFFIX if number == 1 else f"{BACKUP_SUFFIX}-{number}"
+        backup = target.with_name(target.name + ending)
+        try:
+            replacing.create(backup, data, like=status)
+        except FileExistsError:
+            continue
+        return backup
+    raise AssertionError("numbers do not end")
 
 
 # JSON ---------------------------------------------------------------------------------------
-
-_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Read a JSON object, also one with comments and final commas; empty if it is none."""
-
-    def plain(text: str) -> str:
-        return _TOKENS.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
-
-    try:
-        # Twice: only without its comment does a final comma stand before the bracket.
-        value = json.loads(plain(plain(text.removeprefix("\ufeff"))))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def edited_json(
@@ -104,38 +85,25 @@ def edited_json(
 ) -> str:
     """The text of a JSON file after `edit` changed its object in place.
 
-    Order and indentation stay. `by_hand`: what the change comes to, for the one who has to
-    make it.
+    All but the changed places stays as it is written. `by_hand`: what the change comes to, for
+    the one who has to make it.
 
     Raises:
-        ConfigurationError: it is not plain JSON, so something in it would be lost.
+        ConfigurationError: it is not JSON, or something in it would be lost.
     """
     if text is None or not text.strip():
         value: dict[str, Any] = {}
-        text = ""
-    else:
-        try:
-            value = json.loads(text, object_pairs_hook=_without_repetition)
-        except (ValueError, RecursionError):
-            value = []  # type: ignore[assignment]
-        if not isinstance(value, dict):
-            raise ConfigurationError(
-                f"{file} is not plain JSON (it may have comments, which would be lost), so it"
-                " stays as it is",
-                f"add this to it yourself: {by_hand}",
-            )
-    edit(value)
-    found = re.search(r'^[{\[]\r?\n([ \t]+)"', text)
-    indent: str | int = found[1] if found else 2
-    ending = "\n" if not text or text.endswith("\n") else ""
-    return json.dumps(value, indent=indent, ensure_ascii=False) + ending
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return value
+        edit(value)
+        return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    wanted = json_text.parse(text)
+    edit(wanted)
+    try:
+        return json_text.changed(text, wanted)
+    except ValueError:
+        raise ConfigurationError(
+            f"{file} cannot be changed without risk to what is there, so it stays as it is",
+            f"add this to it yourself: {by_hand}",
+        ) from None
 
 
 def json_table(value: dict[str, Any], file: Path, *path: str) -> dict[str, Any]:
@@ -161,21 +129,47 @@ def found_table(value: object, *path: str) -> dict[str, Any]:
 # TOML ---------------------------------------------------------------------------------------
 
 
-def edited_toml(file: Path, text: str | None, edit: Callable[["TOMLDocument"], None]) -> str:
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read a TOML file's text; empty if it is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def edited_toml(
+    file: Path, text: str | None, edit: Callable[["TOMLDocument"], None], by_hand: str
+) -> str:
     """The text of a TOML file after `edit` changed its document in place.
 
+    `by_hand`: what the change comes to, for the one who has to make it.
+
     Raises:
-        ConfigurationError: it is not TOML.
+        ConfigurationError: it is not TOML, or cannot be changed so.
     """
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
+    from tomlkit.exceptions import ParseError
 
     try:
         document = tomlkit.parse(text or "")
-        edit(document)
-        return tomlkit.dumps(document)
-    except (TOMLKitError, TypeError, AttributeError) as error:
-        where = f", line {error.line}" if hasattr(error, "line") else ""
+    except (ParseError, ValueError, RecursionError) as error:
+        where = f", line {error.line}" if isinstance(error, ParseError) else ""
         raise ConfigurationError(
             f"{file}{where} cannot be understood", "correct it first"
         ) from None
+    try:
+        edit(document)
+        edited = tomlkit.dumps(document)
+        kept = parse_toml(edited) == document.unwrap()
+    except ConfigurationError:
+        raise
+    except Exception:  # the library has its own ways of saying no, and bugs
+        kept = False
+    if not kept:
+        raise ConfigurationError(
+            f"{file} cannot be changed without risk to what is there, so it stays as it is",
+            f"add this to it yourself, above its first [table]: {by_hand}",
+        ) from None
+    return edited

@@ -1,4 +1,4 @@
-"""The hook settings that let Claude Code be woken (SPEC.md, 6)."""
+"""The hook settings that let Claude Code be woken (README.md)."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
 """What there is to set up here: whose machine, which hoptell, and where programs are."""
 
 import getpass
+import itertools
 import os
 import re
 import sys
@@ -69,8 +70,17 @@ def own_command() -> tuple[str, ...]:
 
 
 def is_passing(command: tuple[str, ...]) -> bool:
-    """Whether this hoptell is in a cache that is cleaned now and then, as with `uvx`."""
-    return any(part.startswith(("archive-v", "builds-v")) for part in Path(command[0]).parts)
+    """Whether this hoptell is in a cache that is cleaned now and then, by `uvx` or `pipx run`."""
+    parts = Path(command[0]).parts
+    if any(part.startswith(("archive-v", "builds-v")) for part in parts):
+        return True
+    return any(
+        before == "pipx"
+        and part in ("cache", ".cache")
+        or before in ("cache", ".cache", "Caches")
+        and part == "pipx"
+        for before, part in itertools.pairwise(parts)
+    )
 
 
 def _pointers(environ: Mapping[str, str]) -> dict[str, str]:

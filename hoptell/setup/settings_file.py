@@ -5,7 +5,6 @@ input, goes into this file alone, and is shown by nothing here.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from hoptell.env_file import (
     change_settings_file,
     create_token,
     find_settings_file,
+    is_open_to_others,
     read_settings_file,
     settings_file_candidates,
 )
@@ -159,7 +159,7 @@ def tighten(file: Path) -> bool:
         ConfigurationError: its mode cannot be changed.
     """
     try:
-        if os.name != "posix" or not stat.S_IMODE(file.stat().st_mode) & 0o077:
+        if not is_open_to_others(file):
             return False
         file.chmod(0o600)
     except OSError as error:

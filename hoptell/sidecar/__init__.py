@@ -1,4 +1,4 @@
-"""The sidecar: the MCP server that runs beside one agent session (SPEC.md, 6).
+"""The sidecar: the MCP server that runs beside one agent session (README.md).
 
 stdio.py     the wire to the agent, which knows when an answer has left the process
 server.py    the five tools, and what the agent is told about them

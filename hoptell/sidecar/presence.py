@@ -26,7 +26,7 @@ class Session(msgspec.Struct):
     """The peer name."""
     started_at: float
     mode: str = ""
-    """How this session is woken, one of SPEC.md's wake modes."""
+    """How this session is woken, one of the wake modes."""
     proven: bool = False
     """Whether that has shown that it works here."""
     announced_at: float | None = None

@@ -104,7 +104,7 @@ class Waking:
 
     @property
     def mode(self) -> str:
-        """The way that is used, one of SPEC.md's wake modes; `listener` if nothing better is."""
+        """The way that is used, one of the wake modes; `listener` if nothing better is."""
         if self._push is not None:
             return self._push
         if self._hook is not None and self._hook.proven:

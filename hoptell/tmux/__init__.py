@@ -1,4 +1,4 @@
-"""Terminal agents: an agent in a tmux pane, and messages typed into its prompt (SPEC.md, 7).
+"""Terminal agents: an agent in a tmux pane, and messages typed into its prompt (README.md).
 
 screen.py      what an agent's screen says. Pure
 typist.py      whether to paste, press Enter, wait or give up. Pure, `now` is passed in

@@ -55,8 +55,14 @@ COUNT_INTERVAL = 2.0
 """Seconds between looks whether what is held still waits: the agent may read it itself."""
 RETRY_INTERVAL = 5.0
 """Seconds until an inbox that refuses, or a tmux that does not answer, is tried again."""
+LOGIN_INTERVALS = (1.0, 60.0)
+"""Seconds until a relay that refused the login is asked again: at first, and at most."""
+END_WAIT = 3.0
+"""Seconds that an agent has to end once its pane is gone."""
 MAX_CLAIMS = 50
 IDLE = "waits for messages"
+
+Connect = Callable[[], contextlib.AbstractAsyncContextManager[RelayClient]]
 
 
 @dataclass
@@ -100,14 +106,16 @@ class Injector:
         self._batch: Unfinished | None = None
         self._claims: list[Claim] = []
         self._announced: dict[str, _Announced] = {}
+        self._client: RelayClient | None = None
+        self._refusal: str | None = None
         self._counted_at = float("-inf")
 
-    async def run(self, client: RelayClient, stopped: asyncio.Event) -> None:
-        """Work until the agent has ended, or `stopped` is set."""
+    async def run(self, connect: Connect, stopped: asyncio.Event) -> None:
+        """Work until the agent has ended, or `stopped` is set; `connect` makes a new client."""
         tasks = [
-            asyncio.create_task(self._watch(client)),
+            asyncio.create_task(self._watch()),
             asyncio.create_task(self._until(stopped)),
-            asyncio.create_task(self._receive(client)),
+            asyncio.create_task(self._receive(connect)),
             asyncio.create_task(self._deliver()),
         ]
         try:
@@ -125,12 +133,12 @@ class Injector:
     async def _until(self, stopped: asyncio.Event) -> None:
         await stopped.wait()
 
-    async def _watch(self, client: RelayClient) -> None:
+    async def _watch(self) -> None:
         """Return when the agent has ended."""
         pause, longest = RECOGNIZE_INTERVALS
         look_at = self._now()
         while await asyncio.to_thread(self._pane.alive):
-            self._reporter.update(connected=client.connected, problem=client.problem)
+            self._report_connection()
             if self._pane.agent is None and self._now() >= look_at:
                 with contextlib.suppress(NoAnswer):
                     await self._look()
@@ -140,13 +148,29 @@ class Injector:
 
     # From the relay to the inbox -----------------------------------------------------------
 
-    async def _receive(self, client: RelayClient) -> None:
-        try:
-            async for delivery in client:
-                await self._store(delivery.message)
-                await delivery.confirm()
-        except HoptellError as error:  # the relay does not want us: the inbox is still there
-            self._reporter.update(connected=False, problem=str(error))
+    async def _receive(self, connect: Connect) -> None:
+        wait, longest = LOGIN_INTERVALS
+        while True:
+            try:
+                async with connect() as self._client:
+                    async for delivery in self._client:
+                        await self._store(delivery.message)
+                        await delivery.confirm()
+            except HoptellError as error:  # the relay does not want us: the inbox is still there
+                if self._refusal is None:
+                    wait = LOGIN_INTERVALS[0]
+                self._refusal = str(error)
+            self._report_connection()
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, longest)
+
+    def _report_connection(self) -> None:
+        client = self._client
+        if client is not None and client.connected:
+            self._refusal = None
+            self._reporter.update(connected=True, problem=None)
+        elif client is not None:  # while it asks again, the last answer is the news
+            self._reporter.update(connected=False, problem=self._refusal or client.problem)
 
     async def _store(self, message: Message) -> None:
         while True:
@@ -170,7 +194,7 @@ class Injector:
                     taken_over = True
                 await self._until_something_waits()
                 await self._type_what_waits()
-                self._reporter.update(state=IDLE)
+                self._report_idle()
                 continue
             except InboxError as error:
                 self._reporter.update(state=str(error))
@@ -212,8 +236,19 @@ class Injector:
             if await self._count():
                 return
             self._announced.clear()
+            self._report_idle()
         self._arrived.clear()
         self._counted_at = float("-inf")  # what was counted may be from before the arrival
+
+    def _report_idle(self) -> None:
+        state, count = IDLE, len(self._announced)
+        if count and all(entry.due_at == float("inf") for entry in self._announced.values()):
+            unread = "1 message is" if count == 1 else f"{count} messages are"
+            state = (
+                f"announces no more: {unread} unread after {1 + len(REMINDERS)} notices; tell the"
+                f" agent to call read_inbox, or run: {self._command}"
+            )
+        self._reporter.update(state=state)
 
     async def _look(self) -> Look:
         look = await asyncio.to_thread(self._pane.look)
@@ -395,7 +430,8 @@ def main(folder: Path) -> NoReturn:
         code = _run(folder) if held else 1
         # From here, since Python waits for its threads at the end, and one of them may be asking
         # a name server that does not answer: the user's terminal would stay on this window.
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the window may be gone
+            sys.stdout.flush()
         os._exit(code)
 
 
@@ -407,8 +443,8 @@ def _run(folder: Path) -> int:
         status.agent = before.agent
     pane = _pane(session, status)
     reporter = Reporter(status, folder, functools.partial(print, flush=True))
-    print(f"hoptell types messages for {session.name} into {session.command}, pane {pane.id}.")
-    print("This window ends with the agent. Why something is held:\n", flush=True)
+    reporter.tell(f"types messages for {session.name} into {session.command}, pane {pane.id}")
+    reporter.tell("this window ends with the agent; here is why something is held")
     last_word = None
     loop = asyncio.new_event_loop()
     try:
@@ -419,8 +455,7 @@ def _run(folder: Path) -> int:
     except Exception as error:
         last_word = f"stopped by a bug in hoptell: {_where(error)}"
     finally:
-        if _end(pane, reporter, last_word):
-            forget_secrets(folder)
+        _end(pane, reporter, last_word, folder)
     return 1 if last_word else 0
 
 
@@ -429,7 +464,7 @@ def _pane(session: Session, status: Status) -> Pane:
 
     Whatever has taken that agent's place, the shell below it or another agent, is not it.
     """
-    pane = Pane(Tmux(tmux_bin=session.tmux), session.pane, session.pid)
+    pane = Pane(Tmux(tmux_bin=session.tmux), session.pane, session.pid, session.kind)
     if not agent_runs(status):
         pane.agent = foreground.GONE
     elif (agent := processes.parse(status.agent)) is not None:
@@ -461,23 +496,30 @@ async def _main(
         notice=session.notice,
     )
     roles = list(settings.roles)
-    async with RelayClient(settings, name=session.name, roles=roles, wake="tmux") as client:
-        await injector.run(client, stopped)
+    connect = functools.partial(RelayClient, settings, name=session.name, roles=roles, wake="tmux")
+    await injector.run(connect, stopped)
 
 
-def _end(pane: Pane, reporter: Reporter, last_word: str | None) -> bool:
-    """Leave the last word for who started the session, and close what is dead.
-
-    Returns: whether the agent has ended.
-    """
+def _end(pane: Pane, reporter: Reporter, last_word: str | None, folder: Path) -> None:
+    """Leave the last word for who started the session; remove and close what nobody needs."""
     status = reporter.status
+    agent_ended = _has_ended(pane)
+    if agent_ended:
+        forget_secrets(folder)
     gone = foreground.find(pane.pid) is None
     if gone:
         status.exit_status = pane.exit_status()
         status.last_words = pane.last_words() if status.exit_status else []
     status.connected, status.ended_at = False, time.time()
-    agent_ended = gone or not pane.alive()
     reporter.update(state=last_word or ("the agent has ended" if agent_ended else "stopped"))
     reporter.write()
     pane.let_go()
-    return agent_ended
+
+
+def _has_ended(pane: Pane) -> bool:
+    deadline = time.monotonic() + END_WAIT
+    while pane.alive():
+        if time.monotonic() > deadline or pane.exists():
+            return False
+        time.sleep(0.05)
+    return True

@@ -23,7 +23,7 @@ from libtmux.exc import TmuxCommandNotFound
 
 from hoptell.tmux import foreground
 from hoptell.tmux.foreground import Process
-from hoptell.tmux.screen import Screen, State, read
+from hoptell.tmux.screen import Screen, State, has_spinner, kind_of, read
 from hoptell.tmux.typist import Look
 
 SETTLE_WAIT = 3.0
@@ -34,12 +34,13 @@ STAMP = " ".join(
     for name in (
         "pane_id pane_pid pane_dead pane_in_mode pane_input_off pane_synchronized"
         " alternate_on cursor_flag cursor_x cursor_y pane_width pane_height session_activity"
-        " =2:pane_title"
+        " bracket_paste_flag =2:pane_title"
     ).split()
 )
 """What must not have changed between the look and the typing: of the title the first character,
 where agents show that they work. A dialog or a draft moves the cursor, and a key that a person
-pressed counts as activity of the session before the agent has drawn what it does."""
+pressed counts as activity of the session before the agent has drawn what it does. An old tmux
+has nothing to say about bracketed paste."""
 
 MARK = "@hoptell-typed"
 """The pane's option that holds the last mark."""
@@ -76,17 +77,32 @@ class Mark(NamedTuple):
     """Which paste it was about: hexadecimal digits of the caller's choice."""
 
 
+class _Running(NamedTuple):
+    """What is in the foreground of a pane."""
+
+    process: Process | None
+    """The agent; if there is none, what else there is but shells."""
+    kind: str | None
+    """Which agent it is; None if it is none."""
+
+
 @dataclass
 class Pane:
-    """The pane `id` (`%5`) in which tmux started process `pid`, and nothing else."""
+    """The pane `id` (`%5`) in which tmux started process `pid`, and nothing else.
+
+    The agent in it is a process whose program has an agent's name, or whatever runs there if the
+    user said of which `kind` it is.
+    """
 
     tmux: Tmux
     id: str
     pid: int
+    kind: str | None = None
     agent: Process | None = None
     """The agent, once its screen was recognized."""
     _process: Process | None = field(default=None, init=False)
     _recognized_at: float = field(default=float("-inf"), init=False)
+    _title_tells: bool = field(default=False, init=False)
     _activity: tuple[int, float] = field(default=(0, 0.0), init=False)
     """The last activity of a person that tmux told, and when it told that first."""
 
@@ -99,7 +115,7 @@ class Pane:
         Raises:
             NoAnswer: there is no such pane any more, or no tmux to ask.
         """
-        running = foreground.agent_below(self.pid)
+        running = self._running()
         lines = self._ask(
             "display-message", "-p", "-t", self.id, STAMP,
             ";", "display-message", "-p", "-t", self.id, "#{window_id} #{pane_mode}",
@@ -110,6 +126,19 @@ class Pane:
         )  # fmt: skip
         return self._understood(lines, running)
 
+    def _running(self) -> _Running:
+        other = None
+        for process in foreground.in_front(self.pid):
+            if process.is_shell:
+                continue
+            kind = kind_of(process.names)
+            if kind is None and not process.is_carrier:
+                kind = self.kind
+            if kind is not None:
+                return _Running(process, kind)
+            other = other or process
+        return _Running(other, None)
+
     def _ask(self, command: str, *words: str) -> list[str]:
         try:
             answer = self.tmux.cmd(command, *words)
@@ -119,30 +148,35 @@ class Pane:
             raise NoAnswer(" ".join(answer.stderr))
         return answer.stdout
 
-    def _understood(self, lines: list[str], running: Process | None) -> Look:
+    def _understood(self, lines: list[str], running: _Running) -> Look:
         stamp, (window, _, mode), title = lines[0], lines[1].partition(" "), lines[2]
         end = lines.index("end", 3)
-        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 13), strict=True))
+        values = dict(zip(STAMP[2:-1].split("} #{"), stamp.split(" ", 14), strict=True))
         screen = Screen(
             rows=lines[end + 1 :],
             cursor=(int(values["cursor_x"]), int(values["cursor_y"])),
-            # In a dead pane the cursor is where tmux wrote that it is dead.
-            cursor_shown=values["cursor_flag"] == "1" and values["pane_dead"] != "1",
+            cursor_shown=values["cursor_flag"] == "1",
             width=int(values["pane_width"]),
             title=title,
+            dead=values["pane_dead"] == "1",
+            title_tells=self._title_tells,
         )
         reading = read(screen)
         problem = self._problem(values, mode, running)
+        if problem is None and reading.agent not in (None, running.kind):
+            problem = f"{running.kind} is in the foreground, and the screen looks like"
+            problem += f" {reading.agent}'s"
+        self._title_tells |= problem is None and has_spinner(title)
         if problem is None and reading.state is not State.UNKNOWN and self.agent is None:
-            self.agent, self._recognized_at = running, time.monotonic()
+            self.agent, self._recognized_at = running.process, time.monotonic()
         if problem is None and time.monotonic() - self._recognized_at < SETTLE_WAIT:
             problem = "the agent has only just started"
         return Look(stamp, reading, problem, self._person_at(lines[3:end], window))
 
-    def _problem(self, values: dict[str, str], mode: str, running: Process | None) -> str | None:
+    def _problem(self, values: dict[str, str], mode: str, running: _Running) -> str | None:
         if values["pane_id"] != self.id or values["pane_pid"] != str(self.pid):
             return "the pane runs another process"
-        if values["pane_dead"] == "1" or running is None:
+        if values["pane_dead"] == "1":
             return "no agent is running in the pane"
         if values["pane_in_mode"] not in ("", "0"):
             return f"the pane is in {mode or 'a tmux mode'}"
@@ -150,13 +184,23 @@ class Pane:
             return "the pane's input is switched off (select-pane -d)"
         if values["pane_synchronized"] == "1":
             return "the window's panes are synchronized: every pane would get the text"
-        if self.agent is not None and not _same(self.agent, running):
+        return self._problem_of(running) or (
+            "the agent has not switched bracketed paste on"
+            if values["bracket_paste_flag"] == "0"
+            else None
+        )
+
+    def _problem_of(self, running: _Running) -> str | None:
+        process = running.process
+        if self.agent is not None and not _same(self.agent, process):
             return "another program is in the foreground of the pane"
-        if running.suspended:
-            return "the agent is suspended"
-        if not running.in_foreground:
-            return "another program is in the foreground of the pane"
-        return None
+        if process is None:
+            return "no agent is running in the pane"
+        if running.kind is None and process.is_carrier:
+            return f"it runs {process.name}: hoptell cannot see what is in the foreground there"
+        if running.kind is None:
+            return f"{process.name} is no known agent (see hoptell tmux --help)"
+        return "the agent is suspended" if process.suspended else None
 
     def _person_at(self, clients: list[str], window: str) -> float:
         """When somebody last typed at a client that shows `window`, on the monotonic clock."""
@@ -250,9 +294,18 @@ class Pane:
         return None  # a signal ended it
 
     def last_words(self, rows: int = 8) -> list[str]:
-        """What stands in its last rows that are not empty."""
+        """What its program left in its last rows that are not empty."""
         lines = self.tmux.cmd("capture-pane", "-p", "-S", "-20", "-t", self.id).stdout
-        return [line for line in lines if line.strip()][-rows:]
+        said = (line for line in lines if line.strip() and not line.startswith("Pane is dead"))
+        return list(said)[-rows:]
+
+    def exists(self) -> bool:
+        """Whether tmux still has it."""
+        try:
+            found = self._ask("display-message", "-p", "-t", self.id, "#{pane_id} #{pane_pid}")
+        except NoAnswer:
+            return False
+        return found == [f"{self.id} {self.pid}"]
 
     def alive(self) -> bool:
         """Whether what was started is still there: the process, and the agent if it is known."""
@@ -261,8 +314,8 @@ class Pane:
         return self.agent is None or self.agent.alive()
 
 
-def _same(one: Process, other: Process) -> bool:
-    return (one.pid, one.started) == (other.pid, other.started)
+def _same(one: Process, other: Process | None) -> bool:
+    return other is not None and (one.pid, one.started) == (other.pid, other.started)
 
 
 def _as_file(text: str) -> IO[bytes]:

@@ -3,7 +3,8 @@
 A wrong "yes" here answers an approval dialog or submits what a person was typing, so the rule
 is recognition: only an input that is drawn the way this agent draws it, at the bottom of the
 screen, with nothing in it and the cursor at its start, is `idle_empty`. Whatever is not
-recognized is `unknown`, and nothing is typed.
+recognized is `unknown`, and nothing is typed. What an agent does not show at all (Codex, with a
+title of its user's choice, not whether it works) makes it `unsure`.
 
 Only the input and what stands below it count. A dialog takes the input's place in every agent
 known here, so words that look like a question further up are what the agent printed, and hold
@@ -28,6 +29,7 @@ class State(StrEnum):
     BUSY = "busy"
     ASKING = "asking"
     UNKNOWN = "unknown"
+    UNSURE = "unsure"
 
 
 class Style(NamedTuple):
@@ -67,6 +69,10 @@ class Screen:
     cursor_shown: bool = True
     width: int = 80
     title: str = ""
+    dead: bool = False
+    """It is what an agent left that has ended: tmux wrote into it, and put the cursor there."""
+    title_tells: bool = False
+    """The title had a spinner before: without one, this agent does not work."""
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -282,50 +288,77 @@ class Agent:
     """How one agent draws its screen."""
 
     name: str
+    programs: re.Pattern[str]
+    """The names of its program, as foreground.py finds them."""
     find: Finder
     """Its input, lowest on the screen; None if it is not to be seen."""
     busy_title: re.Pattern[str] | None = None
     idle_title: re.Pattern[str] | None = None
     """A title that it has only while idle: then `busy_above` is not looked for."""
+    only_title_tells: bool = False
+    """Its screen may look idle while it works."""
     busy_above: re.Pattern[str] | None = None
     """A line within NEAR rows above the input that stands there while it works."""
     busy_below: re.Pattern[str] | None = None
     """Words below the input while it works."""
     placeholders: re.Pattern[str] | None = None
     """Placeholders that are told by their words, where neither dim nor colour tells them."""
+    below: re.Pattern[str] | None = None
+    """How each row below its input begins; None if that is not known."""
+    leaves_cursor: bool = False
+    """It may hide the cursor and leave it outside its input."""
 
+
+_INDENTED = re.compile(r"  ")
+_SPINNER = re.compile(r"[\u2801-\u28ff] ")
 
 AGENTS = (
     Agent(
         "claude",
+        re.compile(r"claude"),
         between_rules("❯", modes="!#&"),
         busy_title=re.compile(r"[◐◓◑◒\u2801-\u28ff] "),
         idle_title=re.compile(r"✳ "),
         busy_above=re.compile(r"[·✢✳✶✻✽*+∗] \w[\w -]*…"),
         busy_below=re.compile(r"\besc to interrupt\b"),
+        below=_INDENTED,
     ),
     Agent(
         "codex",
+        re.compile(r"codex(?:-(?:x86_64|aarch64)-[\w-]+)?"),
         led_by("›"),
-        busy_title=re.compile(r"[\u2801-\u28ff] "),
+        busy_title=re.compile(r"[\u2801-\u28ff] |(?:Working|Thinking|Starting)\b"),
+        idle_title=re.compile(r"Ready(?: \||$)"),
+        only_title_tells=True,
         busy_above=re.compile(r"\W{0,3}\w.* \(.{2,20} • esc to interrupt\)"),
+        below=_INDENTED,
     ),
-    Agent("opencode", beside_bar(), busy_below=re.compile(r"\besc (?:again )?(?:to )?interrupt\b")),
+    Agent(
+        "opencode",
+        re.compile(r"opencode"),
+        beside_bar(),
+        busy_below=re.compile(r"\besc (?:again )?(?:to )?interrupt\b"),
+        below=_INDENTED,
+    ),
     Agent(
         "gemini",
+        re.compile(r"gemini(?:-cli)?"),
         in_frame(">"),
         busy_title=re.compile(r"[\u2801-\u28ff✦◐◓◑◒] "),
         busy_above=re.compile(r"\W{0,3}\w.* \(esc to (?:cancel|interrupt)\b"),
         busy_below=re.compile(r"\besc to (?:cancel|interrupt)\b"),
         placeholders=re.compile(r"Type your message(?: or @path/to/file)?$"),
+        leaves_cursor=True,
     ),
     Agent(
         "antigravity",
+        re.compile(r"agy|antigravity"),
         between_rules(">", modes="!#", rules="─━▀▄"),
         busy_title=re.compile(r"[\u2801-\u28ff✦◐◓◑◒] "),
         busy_above=re.compile(r"\W{0,3}\w.* \(esc to (?:cancel|interrupt)\b"),
         busy_below=re.compile(r"\besc to (?:cancel|interrupt)\b"),
         placeholders=re.compile(r"Type your message(?: or @path/to/file)?$"),
+        leaves_cursor=True,
     ),
 )
 
@@ -368,13 +401,34 @@ def read(screen: Screen) -> Reading:
     busy_below = agent.busy_below is not None and any(map(agent.busy_below.search, below))
     if not busy_below and any(map(_ASKING.search, below)):
         return Reading(State.ASKING)
-    if len(below) > FOOTER:
+    if len(below) > FOOTER or not (screen.dead or _belongs(agent, below)):
         return Reading(State.UNKNOWN)
     empty = _is_empty(agent, box, screen)
     typed = "" if empty else _squeezed(box.content) or "(white space)"
     if busy_below or _busy_elsewhere(agent, box, screen):
         return Reading(State.BUSY, agent.name, typed)
+    if agent.only_title_tells and not (screen.title_tells or _is_idle_title(agent, screen.title)):
+        return Reading(State.UNSURE, agent.name, typed)
     return Reading(State.IDLE_EMPTY if empty else State.IDLE_DRAFT, agent.name, typed)
+
+
+def kind_of(names: Iterable[str]) -> str | None:
+    """Which agent a program is that goes by these names; None if it is none known here."""
+    found = (agent.name for agent in AGENTS if any(map(agent.programs.fullmatch, names)))
+    return next(found, None)
+
+
+def has_spinner(title: str) -> bool:
+    """Tell whether a title shows a spinner, as most agents' do while they work."""
+    return _SPINNER.match(title) is not None
+
+
+def _belongs(agent: Agent, below: Sequence[str]) -> bool:
+    return agent.below is None or all(map(agent.below.match, below))
+
+
+def _is_idle_title(agent: Agent, title: str) -> bool:
+    return agent.idle_title is not None and agent.idle_title.match(title) is not None
 
 
 def _lowest_input(screen: Screen) -> tuple[Agent, Box] | None:
@@ -389,21 +443,22 @@ def _bottom(texts: Sequence[str]) -> list[str]:
 def _busy_elsewhere(agent: Agent, box: Box, screen: Screen) -> bool:
     if agent.busy_title is not None and agent.busy_title.match(screen.title):
         return True
-    if agent.busy_above is None or (agent.idle_title and agent.idle_title.match(screen.title)):
+    if agent.busy_above is None or _is_idle_title(agent, screen.title):
         return False
     above = screen.texts[max(0, box.top - NEAR) : box.top]
     return any(agent.busy_above.match(text.strip()) for text in above)
 
 
 def _is_empty(agent: Agent, box: Box, screen: Screen) -> bool:
-    return box.normal and _at_start(box, screen) and _nothing_typed(agent, box)
+    return box.normal and _at_start(agent, box, screen) and _nothing_typed(agent, box)
 
 
-def _at_start(box: Box, screen: Screen) -> bool:
-    # Of a draft of blanks only the cursor tells. Some agents hide it and leave it anywhere;
-    # hidden, it counts only where it is within the input.
+def _at_start(agent: Agent, box: Box, screen: Screen) -> bool:
+    # Of a draft of blanks only the cursor tells, hidden or not.
     column, row = screen.cursor
-    if not screen.cursor_shown and not box.top <= row <= box.bottom:
+    if screen.dead:
+        return True
+    if agent.leaves_cursor and not screen.cursor_shown and not box.top <= row <= box.bottom:
         return True
     return (column, row) == box.start
 

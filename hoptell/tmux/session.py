@@ -56,6 +56,8 @@ from hoptell.tmux.launch import write_plan
 from hoptell.tmux.pane import Tmux
 
 OLDEST_TMUX = "3.2"
+CODEX_TITLE = 'tui.terminal_title=["activity", "run-state", "thread-title", "project-name"]'
+"""Codex's own title, with "Ready" or "Working" in it besides the spinner."""
 _STARTED = re.compile(r"started (?P<session>\$\d+) (?P<pane>%\d+) (?P<pid>\d+)")
 
 
@@ -80,6 +82,8 @@ class Session(msgspec.Struct):
     """The agent's program, as the user wrote it."""
     notice: bool = False
     """Announce every message instead of typing its text."""
+    kind: str | None = None
+    """Which agent the command is, where its program has another name."""
 
     @classmethod
     def load(cls, folder: Path) -> "Session":
@@ -103,6 +107,7 @@ class Request:
     """The caller's environment: the agent gets it, without the HOPTELL_… variables."""
     cwd: str
     notice: bool = False
+    kind: str | None = None
     size: tuple[int, int] = (80, 24)
 
 
@@ -214,18 +219,21 @@ def agent_environment(request: Request, settings_file: Path) -> dict[str, str]:
 def agent_command(request: Request, settings_file: Path) -> list[str]:
     """The agent's command line.
 
-    Codex gives MCP servers only the variables that its own configuration names, so it gets them
-    named there, for this run. Without an `mcp_servers.hoptell` to add them to it would refuse
-    to start.
+    Codex has nothing on its screen while it streams that tells it from an idle one, but its
+    title does, if it is set so. And it gives MCP servers only the variables that its own
+    configuration names, so it gets them named there, for this run. Without an
+    `mcp_servers.hoptell` to add them to it would refuse to start.
     """
     program, *rest = request.command
-    if os.path.basename(program) != "codex" or not _codex_knows_hoptell(request.environ):
+    if os.path.basename(program) != "codex":
         return list(request.command)
+    if not _codex_knows_hoptell(request.environ):
+        return [program, "-c", CODEX_TITLE, *rest]
     pairs = ", ".join(
         f"{name} = {json.dumps(value, ensure_ascii=False)}"
         for name, value in _pointers(request, settings_file).items()
     )
-    return [program, "-c", f"mcp_servers.{SERVER}.env={{{pairs}}}", *rest]
+    return [program, "-c", CODEX_TITLE, "-c", f"mcp_servers.{SERVER}.env={{{pairs}}}", *rest]
 
 
 def _pointers(request: Request, settings_file: Path) -> dict[str, str]:
@@ -326,6 +334,7 @@ def _start(tmux: Tmux, request: Request, folder: Path) -> Session:
             tmux=str(tmux.tmux_bin),
             command=request.command[0],
             notice=request.notice,
+            kind=request.kind,
         )
         files.replace(folder / "session.json", msgspec.json.encode(session))
         _inject(tmux, session, folder)

@@ -78,18 +78,18 @@ class Reporter:
         self, *, connected: bool | None = None, problem: str | None = None, state: str | None = None
     ) -> None:
         """Take in what is given; write and say it if it is news."""
-        status, news = self.status, False
+        status, news = self.status, list[str]()
         if connected is not None and (connected, problem) != (status.connected, status.problem):
             status.connected, status.problem = connected, problem
-            self._tell("online at the relay" if connected else f"not online: {problem}")
-            news = True
+            news.append("online at the relay" if connected else f"not online: {problem}")
         if state is not None and state != status.state:
             status.state, status.since = state, time.time()
             waiting = f" ({status.waiting} waiting)" if status.waiting else ""
-            self._tell(state + waiting)
-            news = True
+            news.append(state + waiting)
         if news or time.monotonic() - self._written_at > WRITE_INTERVAL:
             self.write()
+        for text in news:
+            self.tell(text)
 
     def write(self) -> None:
         """Replace the file; where the disk refuses, the window still tells."""
@@ -98,5 +98,7 @@ class Reporter:
         with contextlib.suppress(OSError):
             files.replace(self._file, msgspec.json.encode(self.status))
 
-    def _tell(self, text: str) -> None:
-        self._say(f"{time.strftime('%H:%M:%S')}  {text}")
+    def tell(self, text: str) -> None:
+        """Say it in the window, if there still is one."""
+        with contextlib.suppress(OSError):
+            self._say(f"{time.strftime('%H:%M:%S')}  {text}")

@@ -104,6 +104,7 @@ _HELD = {
     State.ASKING: "the agent asks something",
     State.IDLE_DRAFT: "something is typed in the agent's prompt",
     State.UNKNOWN: "the agent's prompt is not to be seen",
+    State.UNSURE: "the agent's title does not say whether it works (see hoptell tmux --help)",
 }
 _NOT_SUBMITTED = "typed, not submitted: "
 

@@ -1,5 +1,6 @@
 """`hoptell init`: the settings file, joining a relay, and what it says to run next."""
 
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from hoptell.env_file import read_settings_file
 from hoptell.relay.credentials import add_member
 from hoptell.setup.agents.table import AGENTS
 
+CERTIFICATES = Path(__file__).parent.parent / "support" / "certificates"
 OTHER_TOKEN = "another-token-than-the-relays"
 
 
@@ -154,11 +156,45 @@ def test_a_relay_on_another_port_is_told_to_other_machines(run: Any, computer: C
 def test_a_relay_that_runs_is_not_to_be_started(
     run: Any, computer: Computer, relay: RelayProcess
 ) -> None:
+    computer.write_settings(token=TOKEN)
     computer.environ["HOPTELL_PORT"] = "9"
     assert "Start the relay" in run().output
     computer.environ["HOPTELL_PORT"] = str(relay.port)
     output = run().output
-    assert f"The relay at {relay.url} is running." in output and "Start the relay" not in output
+    assert f"The relay at {relay.url} is running." in output and "tart the relay" not in output
+
+
+def test_a_relay_of_somebody_else_does_not_count(
+    run: Any, computer: Computer, relay: RelayProcess
+) -> None:
+    computer.environ["HOPTELL_PORT"] = str(relay.port)
+    output = run().output
+    assert f"The relay at {relay.url} does not know this token" in output
+    assert f"\n  HOPTELL_PORT={relay.port + 1}\n" in output and " relay\n" in output
+    assert "is running" not in output
+    computer.environ["HOPTELL_RELAY"] = relay.url
+    output = run().output
+    assert "it is of no use here: " in output and "HOPTELL_PORT=" not in output
+
+
+def test_a_relay_with_a_certificate_is_reached_and_told_by_tls(
+    run: Any, computer: Computer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = str(CERTIFICATES / "good.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "authority.pem"))
+    tls = {"HOPTELL_TLS_CERT": certificate, "HOPTELL_TLS_KEY": certificate}
+    (tmp_path / "relay").mkdir()
+    with relay_process(tmp_path / "relay", **tls) as relay:
+        computer.write_settings(
+            token=TOKEN, port=str(relay.port), tls_cert=certificate, tls_key=certificate
+        )
+        output = run().output
+        assert f"The relay at wss://127.0.0.1:{relay.port} is running." in output
+        assert re.search(rf"hoptell init --relay wss://\S+:{relay.port} --token-stdin", output)
+        runner = CliRunner(env=computer.environ)
+        assert runner.invoke(cli.command_line, ["list"]).exit_code == 0
+        found = json.loads(runner.invoke(cli.command_line, ["doctor", "--json"]).stdout)["checks"]
+        assert not [one for one in found if one["status"] == "fail"]
 
 
 def test_who_joined_through_a_tunnel_is_not_told_to_run_a_relay(
@@ -264,6 +300,7 @@ def test_without_a_token_joining_says_how_to_give_one(run: Any) -> None:
 @pytest.mark.parametrize(
     "args",
     [["--token-stdin"], ["--name", "x"], ["--apply", "emacs"], ["--name", "a b"]]
+    + [["--relay", ""], ["--relay", " ", "--apply", "codex"]]
     + [["--show-token", "--force"], ["--show-token", "--relay", "ws://x"]],
 )
 def test_options_that_make_no_sense_are_wrong_usage(

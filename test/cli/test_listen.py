@@ -1,4 +1,4 @@
-"""`hoptell listen`: prints what arrives, loses nothing, says nothing else (SPEC.md, 8)."""
+"""`hoptell listen`: prints what arrives, loses nothing, says nothing else."""
 
 import fcntl
 import os

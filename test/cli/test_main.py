@@ -1,4 +1,4 @@
-"""The `hoptell` command as a whole: exit codes, words, and what it does not load (SPEC.md, 8)."""
+"""The `hoptell` command as a whole: exit codes, words, and what it does not load."""
 
 import asyncio
 import os

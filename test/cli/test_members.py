@@ -31,6 +31,13 @@ def test_add_prints_the_token_once_and_stores_its_hash(tmp_path: Path) -> None:
     assert "not shown again" in result.stderr and "SIGHUP" in result.stderr
 
 
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    result = members("add", "alice", "--file", str(tmp_path / "typo" / "members.json"))
+    assert result.exit_code == 1 and result.stdout == ""
+    assert f"there is no folder {tmp_path / 'typo'} for a members file" in result.stderr
+    assert not (tmp_path / "typo").exists()
+
+
 def test_list_prints_names_only(tmp_path: Path) -> None:
     file = tmp_path / "members.json"
     for name in ("zoe", "bob"):

@@ -1,4 +1,4 @@
-"""`hoptell list`, `send`, `ask` and `wait` (SPEC.md, 8)."""
+"""`hoptell list`, `send`, `ask` and `wait`."""
 
 import asyncio
 import json
@@ -278,7 +278,6 @@ async def test_send_without_a_relay_fails_within_seconds(
 async def test_send_gives_a_relay_that_restarts_the_time_to_come_back(
     relay: ScriptedRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # F6
     monkeypatch.setattr(client, "RECONNECT_DELAYS", (0.01, 0.02))
     running = run(relay, "send", "bob", "hi")
     (await relay.connect()).abort()
@@ -338,6 +337,8 @@ async def test_ask_prints_the_answer_to_exactly_its_message(relay: ScriptedRelay
     assert result.exit_code == 0
     assert "port 7777" in result.stdout
     assert result.stdout.startswith("[hoptell message ")
+    # Not under the made-up name, which nobody has any more.
+    assert "(in a shell: HOPTELL_NAME=alice hoptell send --reply-to ref-d4 bob" in result.stdout
     for other in ("not it", "an impostor's", "to another question"):
         assert other in result.stderr
         assert other not in result.stdout
@@ -397,7 +398,7 @@ async def test_ask_takes_the_first_answer_of_a_role(relay: ScriptedRelay) -> Non
 async def test_ask_says_at_once_that_the_question_is_queued(
     relay: ScriptedRelay, start: Start, online: bool, said: str
 ) -> None:
-    # B17: never waited for in silence.
+    # Never waited for in silence.
     command = await start("ask", "carol", "hi")
     session = await relay.accept()
     await asked(session, "queued")
@@ -413,7 +414,6 @@ async def test_ask_says_at_once_that_the_question_is_queued(
 
 
 async def test_ask_fails_at_once_for_a_peer_that_nobody_knows(relay: ScriptedRelay) -> None:
-    # B17
     running = run(relay, "ask", "nobody", "hi")
     session = await relay.accept()
     frame = await session.receive(frames.Send)
@@ -639,7 +639,6 @@ async def test_two_shells_ask_and_answer(shells: Start) -> None:
 
 
 async def test_a_script_without_a_name_is_told_apart_and_cannot_be_answered(shells: Start) -> None:
-    # E10
     waiting = await shells("bob", "wait", "--json")
     assert (await result_of(await shells("", "send", "bob", "done")))[0] == 0
     message = json.loads((await result_of(waiting))[1])
@@ -650,7 +649,6 @@ async def test_a_script_without_a_name_is_told_apart_and_cannot_be_answered(shel
 
 
 async def test_asking_an_offline_peer_says_so_and_asking_nobody_ends_at_once(shells: Start) -> None:
-    # B17
     await result_of(await shells("bob", "wait", "0"))
     code, out, err = await result_of(await shells("alice", "ask", "--timeout", "1", "bob", "hi"))
     assert (code, out) == (3, "")

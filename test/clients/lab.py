@@ -195,6 +195,8 @@ class Site:
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             "MOCK_KEY": "dummy",
+            # So that another checkout than the installed one can be tried.
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
             **more,
         }
 

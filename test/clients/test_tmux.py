@@ -148,6 +148,66 @@ def test_nothing_is_typed_while_it_is_busy(agent: TypedInto, model: Model, peer:
     assert seen.shows("while busy") == 1 and seen.shows("streamed") == 1
 
 
+def streams_undisturbed(agent: TypedInto, model: Model, peer: Peer) -> None:
+    since = model.count()
+    agent.submit("mock: stream 6")
+    started = model.wait(lambda one: one.shows("mock: stream 6") > 0, since=since).at
+    time.sleep(2)  # what says that it works has left the screen: it streams
+    peer.send("reader", "while busy")
+    seen = model.wait(lambda one: one.shows("while busy") > 0, since=since, timeout=40)
+    assert seen.at - started > 5.9
+    assert seen.shows("while busy") == 1 and seen.shows("streamed") == 1
+
+
+@pytest.mark.parametrize("title", ["[]", '["current-dir"]'])
+def test_codex_with_its_users_title_is_not_disturbed_while_it_streams(
+    title: str, site: Site, peer: Peer, model: Model
+) -> None:
+    with (site.home / ".codex" / "config.toml").open("a") as file:
+        file.write(f"[tui]\nterminal_title = {title}\n")
+    agent = TypedInto(site, "codex")
+    try:
+        assert eventually(lambda: is_online(peer, "reader"))
+        assert agent.shows("›")
+        time.sleep(4)
+        streams_undisturbed(agent, model, peer)
+    finally:
+        print(f"{agent.screen()}\n{agent.status()}")
+
+
+def test_codex_that_says_nowhere_that_it_is_idle_gets_nothing(
+    site: Site, peer: Peer, model: Model
+) -> None:
+    agent = TypedInto(site, "codex", "-c", "tui.terminal_title=[]")  # the user's word is the last
+    try:
+        assert eventually(lambda: is_online(peer, "reader"))
+        peer.send("reader", "hello")
+        reason = "the agent's title does not say whether it works"
+        assert eventually(lambda: reason in agent.status().state, timeout=15)
+        time.sleep(HOLDS)
+        assert not any(one.shows("hello") for one in model.seen())
+    finally:
+        print(f"{agent.screen()}\n{agent.status()}")
+
+
+@pytest.mark.parametrize("program", list(COMMANDS))
+def test_an_agent_that_a_shell_runs_is_known_by_its_program(
+    program: str, site: Site, peer: Peer, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = site.root / "wrapper"
+    title = '-c \'tui.terminal_title=["activity", "run-state"]\'' if program == "codex" else ""
+    script.write_text(f"#!/bin/sh\n{' '.join(COMMANDS[program])} {title}\n")
+    script.chmod(0o755)
+    monkeypatch.setitem(COMMANDS, program, [str(script)])
+    agent = TypedInto(site, program)
+    try:
+        since = model.count()
+        peer.send("reader", "to the one within")
+        reaches(model, "to the one within", since, timeout=60)
+    finally:
+        print(f"{agent.screen()}\n{agent.status()}")
+
+
 def test_nothing_is_typed_into_an_open_dialog(
     agent: TypedInto, model: Model, peer: Peer, site: Site
 ) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -164,6 +166,35 @@ def test_an_inbox_behind_a_link_fails(computer: Computer, home: Path) -> None:
     (home / "inbox" / "bob").symlink_to(home / "inbox" / "alice")
     entry = look(computer).about("inbox", "bob")
     assert entry["status"] == "fail" and "symbolic link" in entry["message"]
+
+
+def test_a_message_that_others_can_read_is_a_warning(computer: Computer, home: Path) -> None:
+    folder = store(home, "bob", count=2)
+    first, _ = folder.glob("*.json")
+    first.chmod(0o644)
+    entry = look(computer).all("inbox", "bob")[0]
+    assert entry["status"] == "warn"
+    assert entry["message"] == f"the mode of 1 message in {folder} lets others read them"
+    subprocess.run(entry["fix"], shell=True, check=True)
+    assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    assert look(computer).about("inbox", "bob")["status"] == "info"
+
+
+def test_messages_that_are_being_shown_are_told_and_a_dead_holders_wait(
+    computer: Computer, home: Path
+) -> None:
+    folder = store(home, "bob", count=3)
+    first, second, _ = folder.glob("*.json")
+    (folder / "claimed").mkdir(mode=0o700, exist_ok=True)
+    first.rename(folder / "claimed" / f"{first.name}.{processes.current()}")
+    said = look(computer).about("inbox", "bob")["message"]
+    assert said.startswith("2 messages wait, ") and ", and 1 is being shown" in said
+    second.rename(folder / "claimed" / f"{second.name}.{2**30}-1-0-0")
+    assert look(computer).about("inbox", "bob")["message"] == said, "nobody shows it any more"
+    for file in folder.rglob("*.json*"):
+        if not file.name.endswith(str(processes.current())):
+            file.unlink()
+    assert look(computer).about("inbox", "bob")["message"] == "nothing waits, and 1 is being shown"
 
 
 def test_bad_files_are_a_warning(computer: Computer, home: Path) -> None:
@@ -333,6 +364,7 @@ async def test_a_listener_of_claude_code_is_told_with_both_pids(
                 break
         expected = f"pid {listener} listens for Claude Code, pid {claude.process.pid}, for"
         assert findings["hooks"]["message"].startswith(expected)
+        assert findings["hooks"]["about"] is None, "no sidecar runs in this session"
 
 
 def test_a_claude_code_without_a_listener_is_a_warning(computer: Computer, home: Path) -> None:
@@ -341,7 +373,9 @@ def test_a_claude_code_without_a_listener_is_a_warning(computer: Computer, home:
     (home / "run" / f"sidecar.{me}.{me}").write_text("{}")
     (home / "run" / f"sidecar.{2**30}-1-0-0.{me}").write_text("{}")
     (home / "run" / "listener.nonsense").write_text("x")
+    session(home, "bob")
     entry = look(computer)["hooks"]
+    assert entry["about"] == "bob", "whose session it is"
     assert entry["status"] == "warn" and f"Claude Code, pid {os.getpid()}," in entry["message"]
 
 
@@ -412,8 +446,21 @@ def test_what_an_agent_has_of_hoptell_is_told(
     findings = Findings(computer.environ, secrets=("hush-hush",))
     found = findings.about("agents", "cursor")
     assert found["status"] == status and words in found["message"]
-    if status == "fail" or words.startswith("hoptell is not"):
+    if entry == "broken":
+        assert found["fix"].startswith("add this to it yourself: {")
+    elif status == "fail" or words.startswith("hoptell is not"):
         assert found["fix"] == "hoptell init --apply cursor"
+
+
+def test_a_stale_entry_in_a_file_that_cannot_be_changed_is_to_be_corrected_by_hand(
+    computer: Computer,
+) -> None:
+    entry = {"mcp": {"hoptell": {"type": "local", "command": ["/no/where", "x"]}}}
+    text = json.dumps(entry).replace('"x"', '"x" // mine\n')  # a comment in the list
+    computer.write(".config/opencode/opencode.jsonc", text)
+    found = look(computer).about("agents", "opencode")
+    assert found["status"] == "fail" and "starts /no/where" in found["message"]
+    assert found["fix"].startswith('add this to it yourself: {"mcp": {"hoptell": ')
 
 
 def test_claude_code_that_nothing_wakes_is_a_warning(computer: Computer) -> None:

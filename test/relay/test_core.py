@@ -1,4 +1,4 @@
-"""The routing rules of SPEC.md section 3, one sentence a test."""
+"""The routing rules of docs/protocol.md, one sentence a test."""
 
 import secrets
 import uuid
@@ -340,6 +340,14 @@ def test_a_key_that_is_used_again_after_10_minutes_makes_other_ids():
     assert first.id != second.id and first.message_id != second.message_id
 
 
+def test_a_repeat_whose_key_was_forgotten_early_does_not_take_the_place_of_the_first():
+    driver = Driver(keys=1)
+    alice, bob = driver.login("alice"), driver.login("bob")
+    for key in ("k1", "k2", "k1"):
+        driver.send(bob, "alice", key=key)
+    assert len(alice.in_flight) == 3
+
+
 def test_the_reference_that_a_message_answers_is_passed_on_in_small_letters():
     driver = Driver()
     driver.login("alice")
@@ -354,6 +362,16 @@ def test_after_5_seconds_without_confirmation_the_sender_hears_unconfirmed_once(
     assert driver.wait(4.9) == []
     assert acks(driver.wait(0.1)) == ["unconfirmed"]
     assert driver.got(alice, message.id) == []
+
+
+def test_unconfirmed_is_told_in_time_even_if_nothing_else_falls_due():
+    driver = Driver()
+    driver.login("alice")
+    bob = driver.login("bob")
+    driver.wait(60)
+    driver.send(bob, "alice")
+    assert driver.relay.next_deadline() == driver.now + 5
+    assert acks(driver.wait(5)) == ["unconfirmed"]
 
 
 def test_when_the_recipient_leaves_first_the_sender_hears_queued():
@@ -620,6 +638,46 @@ def test_a_repeated_fan_out_and_queued_message_are_not_sent_again():
     assert driver.relay._queued == 1
 
 
+def test_what_was_withdrawn_is_accepted_when_it_is_repeated():
+    driver = Driver()
+    driver.login("alice")
+    bob = driver.login("bob")
+    driver.send(bob, "alice", key="k")
+    [accepted] = [record for record in driver.records if isinstance(record, Accepted)]
+    driver.relay.withdraw(accepted, "the disk is full", now=driver.now)
+    assert error(driver.take()) == "the disk is full"
+    assert delivered(driver.send(bob, "alice", key="k"))
+
+
+def test_a_fan_out_is_answered_as_before_once_it_was_confirmed():
+    driver = Driver()
+    alice, bob = driver.login("alice"), driver.login("bob")
+    effects = driver.send(bob, "@all", key="k")
+    [message], first = delivered(effects), written(effects)
+    assert driver.got(alice, message.id) == []
+    assert written(driver.send(bob, "@all", key="k")) == first
+
+
+def test_what_was_unconfirmed_is_answered_as_before_once_it_was_confirmed():
+    driver = Driver()
+    alice, bob = driver.login("alice"), driver.login("bob")
+    [message] = delivered(driver.send(bob, "alice", key="k"))
+    first = written(driver.wait(5))
+    assert [ack.state for ack in first] == ["unconfirmed"]
+    assert driver.got(alice, message.id) == []
+    assert written(driver.send(bob, "alice", key="k")) == first
+
+
+def test_what_was_queued_is_answered_as_before_once_it_was_confirmed():
+    driver = Driver()
+    bob = driver.login("bob")
+    driver.close(driver.login("alice"))
+    first = written(driver.send(bob, "alice", key="k"))
+    alice = driver.login("alice")
+    assert driver.got(alice, next(iter(alice.in_flight))) == []
+    assert written(driver.send(bob, "alice", key="k")) == first
+
+
 def test_a_key_is_recognized_for_10_minutes():
     driver = Driver()
     bob = driver.login("bob")
@@ -736,19 +794,21 @@ def test_a_ttl_is_1_to_604800_whole_seconds(ttl):
     assert delivered(driver.send(bob, "alice", ttl=1))
 
 
-def test_stale_deadlines_do_not_pile_up():
+def test_stale_deadlines_do_not_pile_up_behind_one_that_is_not():
     driver = Driver()
     bob = driver.login("bob")
+    driver.close(driver.login("carol"))
+    driver.send(bob, "carol", ttl=500_000)  # before all others: none of them is at the front
+    driver.close(driver.login("alice"))
     for _ in range(300):
-        alice = driver.login("alice")
-        driver.close(alice)
         driver.send(bob, "alice", ttl=600_000)
         alice = driver.login("alice")
         driver.got(alice, next(iter(alice.in_flight)))
         driver.close(alice)
-    driver.wait(60)
-    driver.relay._expire_queued(driver.now)
-    assert len(driver.relay._deadlines) < 100
+        driver.wait(6)  # the hello was due: there is a tick
+    assert len(driver.relay._deadlines) <= 2 * 1 + 64 + 1
+    driver.wait(500_000)
+    assert expired(driver) == ["carol"]
 
 
 def test_deadlines_do_not_pile_up_when_a_peer_comes_and_goes():
@@ -818,6 +878,20 @@ def test_refused_sends_count_against_the_rate_and_list_does_not():
     for _ in range(3):
         assert "own name" in error(driver.send(bob, "bob"))
     assert "too many" in error(driver.send(bob, "alice"))
+
+
+def test_what_was_sent_over_the_rate_counts_too_so_that_hammering_does_not_help():
+    driver = Driver(rate=Rate(2, 10))
+    driver.login("alice")
+    bob = driver.login("bob")
+    fill(driver, bob, "alice", 2)
+    driver.wait(5)
+    for _ in range(2):
+        assert "too many" in error(driver.send(bob, "alice"))
+    driver.wait(6)
+    assert "too many" in error(driver.send(bob, "alice"))
+    driver.wait(10)
+    assert delivered(driver.send(bob, "alice"))
 
 
 def test_the_rate_is_that_of_the_name_over_all_its_connections():

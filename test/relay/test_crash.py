@@ -1,7 +1,7 @@
-"""kill -9 at any instant loses and doubles nothing (SPEC.md, 3 "Journal").
+"""kill -9 at any instant loses and doubles nothing.
 
-CRASH_TEST_KILLS sets how many processes are killed in the random run; the default keeps the
-suite short.
+CRASH_TEST_KILLS sets how many processes are killed in the random run, and CRASH_TEST_SECONDS
+after how long it has to do with fewer: a machine that has much else to do is not to fail here.
 """
 
 import asyncio
@@ -18,10 +18,20 @@ from support import crash
 from hoptell.errors import Refused, RelayUnreachable
 from hoptell.inbox import Inbox
 
-CRASHES = int(os.environ.get("CRASH_TEST_KILLS", "60"))
+CRASHES = int(os.environ.get("CRASH_TEST_KILLS", "300"))
+SECONDS = int(os.environ.get("CRASH_TEST_SECONDS", "40"))
 RECEIVERS = ("alice", "bob", "carol")
 SENDERS = ("x", "y")
-RELAY_FAULTS = ("committed, not written", "written, not confirmed", "confirmed, not recorded")
+RELAY_FAULTS = (
+    ("recorded, not committed", "here"),
+    ("recorded, not committed", "away"),
+    ("committed, not written", "here"),
+    ("committed, not written", "away"),
+    ("written, not confirmed", "here"),
+    ("written, not confirmed", "received, not stored"),
+    ("confirmed, not recorded", "here"),
+)
+"""At which point the relay dies, and what its receivers do meanwhile."""
 RECEIVER_FAULTS = ("received, not stored", "stored, not confirmed")
 
 
@@ -73,9 +83,15 @@ class Site:
             return False
         return True
 
-    async def kill(self, crashes: int) -> None:
-        """Kill processes at random instants, and start them again."""
-        for _ in range(crashes):
+    async def kill(self, crashes: int, seconds: int) -> int:
+        """Kill so many processes at random instants, and start them again; how many they were.
+
+        After `seconds` no more are killed.
+        """
+        until = time.monotonic() + seconds
+        for number in range(crashes):
+            if time.monotonic() > until:
+                return number
             if self.random.random() < 0.8:
                 await self.more_accepted(self.random.randint(1, 9))
             # Else it may be killed while it starts.
@@ -89,6 +105,16 @@ class Site:
                 self.receivers[name].kill()
                 await asyncio.to_thread(self.receivers[name].join)
                 self.receivers[name] = self.start_receiver(name)
+        return crashes
+
+    def have_receivers(self, what: str) -> None:
+        """Have them `here`, `away`, or with a fault."""
+        for name, process in self.receivers.items():
+            process.kill()
+            process.join()
+            if what != "away":
+                fault = "" if what == "here" else what
+                self.receivers[name] = self.start_receiver(name, fault)
 
     async def more_accepted(self, count: int) -> None:
         """Wait until as many more messages were accepted."""
@@ -101,7 +127,7 @@ class Site:
         """Every accepted message is in exactly one inbox, once, in order; wait for the last."""
         found: dict[str, list[str]] = {name: [] for name in RECEIVERS}
         inboxes = {name: Inbox(self.folder, name) for name in RECEIVERS}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for name, inbox in inboxes.items():
                 while not set(self.accepted[name]) <= set(found[name]):
                     await inbox.wait(1)
@@ -128,25 +154,32 @@ def site(tmp_path):
     made.end()
 
 
-@pytest.mark.timeout(120 + CRASHES)
+@pytest.mark.timeout(120 + SECONDS)
 async def test_random_kills_of_relay_and_receivers_under_load_lose_and_double_nothing(site):
     senders = [asyncio.create_task(site.send(name)) for name in SENDERS]
-    await site.kill(CRASHES)
+    killed = await site.kill(CRASHES, SECONDS)
     site.is_over = True
     await asyncio.gather(*senders)
-    assert sum(map(len, site.accepted.values())) > CRASHES
+    print(f"{killed} processes were killed, {site.total} messages accepted")
+    assert site.total > killed
     await site.check()
 
 
-@pytest.mark.parametrize("fault", RELAY_FAULTS)
-async def test_a_relay_that_dies_between_two_steps_loses_and_doubles_nothing(site, fault):
+@pytest.mark.parametrize(("fault", "receivers"), RELAY_FAULTS)
+async def test_a_relay_that_dies_between_two_steps_loses_and_doubles_nothing(
+    site, fault, receivers
+):
     senders = [asyncio.create_task(site.send(name)) for name in SENDERS]
+    while not all(site.accepted.values()):  # every receiver is known
+        await site.more_accepted(1)
     for _ in range(4):
         site.relay.kill()
         site.relay.join()
+        site.have_receivers(receivers)
         site.relay = site.start_relay(fault)
-        await asyncio.to_thread(site.relay.join, 10)
+        await asyncio.to_thread(site.relay.join, 30)
         assert site.relay.exitcode is not None, f"it never got to {fault!r}"
+    site.have_receivers("here")
     site.relay = site.start_relay()
     site.is_over = True
     await asyncio.gather(*senders)
@@ -160,9 +193,10 @@ async def test_a_receiver_that_dies_between_two_steps_loses_and_doubles_nothing(
         site.receivers["alice"].kill()
         site.receivers["alice"].join()
         site.receivers["alice"] = site.start_receiver("alice", fault)
-        await asyncio.to_thread(site.receivers["alice"].join, 10)
+        await asyncio.to_thread(site.receivers["alice"].join, 30)
         assert site.receivers["alice"].exitcode is not None, f"it never got to {fault!r}"
     site.receivers["alice"] = site.start_receiver("alice")
     site.is_over = True
     await asyncio.gather(*senders)
+    assert site.total
     await site.check()

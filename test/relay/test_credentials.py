@@ -1,4 +1,4 @@
-"""Which tokens open the relay, and what is refused at the start (SPEC.md, 3 "Login")."""
+"""Which tokens open the relay, and what is refused at the start."""
 
 import hashlib
 import json
@@ -263,6 +263,7 @@ def test_a_new_member_gets_a_token_that_opens_the_relay(tmp_path: Path) -> None:
 
 def test_the_file_keeps_only_the_hash_and_is_private(tmp_path: Path) -> None:
     file = tmp_path / "new" / "members.json"
+    file.parent.mkdir()
     token = add_member(file, "alice")
     assert json.loads(file.read_text()) == {"alice": sha256(token)}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -13,10 +14,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.relay import PATIENCE, login, relay_process, running_relay
+from support.relay import PATIENCE, Client, RunningRelay, login, relay_process, running_relay
 
+from hoptell import frames
 from hoptell.relay import journal as module
+from hoptell.relay.database import lock_file
 from hoptell.relay.model import Limits
+from hoptell.relay.server import Timing
 from hoptell.relay.store import Batch, Store
 
 
@@ -119,6 +123,23 @@ async def test_a_recipient_that_came_back_while_the_disk_was_slow_gets_the_messa
         assert (await newer.ask(type="list", id=1))["type"] == "peers"
 
 
+async def test_messages_that_a_full_disk_refuses_together_leave_nothing_behind(file, disk):
+    async with running_relay(journal=file, limits=Limits(in_flight=1)) as relay:
+        await relay.login("alice")
+        bob = await relay.login("bob")
+        with disk.full():
+            with disk.stalled():
+                await bob.send(type="send", id=0, to="alice", text="first")
+                await disk.reached.wait()
+                for id in (1, 2, 3):  # one commit, and room for one in flight
+                    await bob.send(type="send", id=id, to="alice", text="more")
+                await bob.ask(type="list", id="all were read")
+            answers = [await bob.receive() for _ in range(4)]
+        assert {answer["type"] for answer in answers} == {"error"}
+        await bob.ask(type="list", id="all was done")
+        assert not relay.server._not_durable and not relay.server.core.gauges().queued
+
+
 async def test_a_full_disk_refuses_messages_while_the_relay_lives_on_and_recovers(file, disk):
     async with running_relay(journal=file) as relay:
         alice, bob = await relay.login("alice"), await relay.login("bob")
@@ -160,26 +181,51 @@ async def test_a_repeat_that_waits_for_the_same_message_is_refused_with_it(file,
         assert [(error["type"], error["id"]) for error in errors] == [("error", 1), ("error", 2)]
 
 
-async def test_a_restart_keeps_2000_queued_messages_in_their_order(file):
-    texts = [f"text {number}" for number in range(2000)]
+async def test_a_restart_keeps_2000_queued_messages_as_they_were(file):
     names = [f"peer-{number}" for number in range(40)]
+    sends = [
+        {"id": number, "to": names[number % 40], "text": f"text {number} é"}
+        | ({"ttl": 600 + number} if number % 2 else {})
+        | ({"reply_to": f"00000000-0000-4000-8000-{number:012x}"} if number % 3 else {})
+        for number in range(2000)
+    ]
+    acks = []
     async with running_relay(journal=file) as relay:
-        for name in names:
-            (await relay.login(name)).abort()
+        for number, name in enumerate(names):
+            peer = await relay.login(name, roles=[f"r{number % 3}"], host=f"h{number}", wake="hook")
+            peer.abort()
         bob = await relay.login("bob")
-        for number, text in enumerate(texts):
-            await bob.send(type="send", id=number, to=names[number % 40], text=text)
-        for _ in texts:
-            assert (await bob.receive())["state"] in ("queued", "unconfirmed")
+        for send in sends:
+            await bob.send(type="send", **send)
+        for _ in sends:
+            acks.append(await bob.receive())
+            assert acks[-1]["state"] in ("queued", "unconfirmed")
         error = await bob.ask(type="send", id=1, to=names[0], text="too many")
         assert error["type"] == "error"
+        peers = (await bob.ask(type="list", id=1))["peers"]
+        queued = {name: relay.server.core._peers[name].queue for name in names}
+        before = {
+            name: [json.loads(frames.encode(delivery.frame())) for delivery in queue]
+            for name, queue in queued.items()
+        }
+    assert sum(map(len, before.values())) == 2000
     async with running_relay(journal=file) as relay:
-        for index, name in enumerate(names):
+        bob = await relay.login("bob")
+        assert (await bob.ask(type="list", id=1))["peers"] == peers
+        found = {}
+        for name in names:
             peer = await relay.login(name)
-            for text in texts[index::40]:
-                message = await peer.receive()
-                assert message["text"] == text
+            found[name] = [await peer.receive() for _ in before[name]]
+            for message in found[name]:
                 await peer.got(message)
+        assert found == before
+    for send, ack in zip(sends, acks, strict=True):
+        message = before[send["to"]][send["id"] // 40]
+        assert message["message_id"] == ack["message_id"]
+        assert message["text"] == send["text"]
+        assert message.get("reply_to") == send.get("reply_to")
+        assert message.get("expires") == ack.get("expires")
+        assert ("ttl" in send) == ("expires" in message)
     with closing(sqlite3.connect(file)) as database:
         assert database.execute("SELECT count(*) FROM messages").fetchone() == (0,)
 
@@ -198,12 +244,64 @@ async def test_the_same_key_twice_across_a_restart_is_one_message(file):
         assert (await alice.ask(type="list", id=1))["type"] == "peers"
 
 
+# The end
+
+
+async def stuck_peer(relay: RunningRelay) -> None:
+    """A peer that reads nothing, not even that it is to close, with much to be written to it."""
+    alice, bob = await relay.login("alice"), await relay.login("bob")
+    bob.websocket.transport.pause_reading()
+    for id in range(40):
+        await alice.send(type="send", id=id, to="bob", text="x" * 100_000)
+    await alice.ask(type="list", id="all were taken")
+
+
+async def test_a_stop_is_over_in_time_whatever_peers_and_disk_do(file, disk):
+    timing = Timing(close_wait=600, stop_wait=0.1)
+    async with running_relay(journal=file, timing=timing) as relay:
+        await stuck_peer(relay)
+        with disk.stalled():
+            alice = await relay.login("carol")
+            await alice.send(type="send", id=1, to="alice", text="hi")
+            await disk.reached.wait()
+            async with asyncio.timeout(PATIENCE):  # far less than the peer, or the disk, takes
+                await relay.server.stop()
+        relay.server.abort()
+    # The command gives the log's last lines another 0.3 s.
+    assert Timing().close_wait < Timing().stop_wait <= 1.5
+
+
+async def test_the_journal_is_closed_while_connections_still_are(file):
+    timing = Timing(close_wait=600, stop_wait=600)
+    async with running_relay(journal=file, timing=timing) as relay:
+        await stuck_peer(relay)
+        stopping = asyncio.create_task(relay.server.stop())
+        async with asyncio.timeout(PATIENCE):
+            while relay.server._journal._thread.is_alive():
+                await asyncio.sleep(0.005)
+        assert relay.server._websockets and not stopping.done()
+        os.close(lock_file(file))  # another relay may have it
+        relay.server.abort()
+        await stopping
+
+
 # As a process
 
 
-def start_fails(folder: Path, file: Path) -> str:
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare"
+)
+
+
+def with_mounts(script: str, folder: Path) -> list[str]:
+    """What to put before a command that is to see what `script` mounts on `folder`, `$0`."""
+    return ["unshare", "-m", "sh", "-c", f'{script} && exec "$@"', str(folder)]
+
+
+def start_fails(folder: Path, file: Path, *before: str) -> str:
     """The one line with which a relay on this journal gives up."""
     command = [sys.executable, "-m", "hoptell", "relay", "--port", "0", "--journal", str(file)]
+    command = [*before, *command]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HOPTELL_TOKEN": "t" * 20}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -228,6 +326,36 @@ def test_a_damaged_journal_is_explained_and_left_as_it_is(tmp_path):
     assert file.read_bytes() == b"not a database" * 1000
 
 
+@needs_mounts
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_journal_on_a_read_only_disk_is_explained_and_left_as_it_is(tmp_path, made_before):
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    file = folder / "journal"
+    if made_before:
+        Store(file, key_lifetime=600).close()
+        file.with_name("journal.lock").touch()
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
+    line = start_fails(tmp_path, file, *with_mounts(mount, folder))
+    assert "Read-only file system" in line and "make it and its folder writable" in line
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@needs_mounts
+def test_a_journal_on_a_full_disk_is_not_to_be_moved(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    kept = tmp_path / "kept"
+    Store(kept, key_lifetime=600).close()
+    mount = (
+        'mount -t tmpfs -o size=1m tmpfs "$0" && cp "$0"/../kept "$0"/journal'
+        ' && (cat /dev/zero > "$0"/ballast 2> /dev/null; true)'
+    )
+    line = start_fails(tmp_path, small / "journal", *with_mounts(mount, small))
+    assert "make room on its disk; do not move it" in line
+
+
 def test_a_relay_says_once_whether_it_keeps_messages(tmp_path):
     with relay_process(tmp_path) as relay:
         assert "memory" in relay.wait_for("memory only")
@@ -236,16 +364,12 @@ def test_a_relay_says_once_whether_it_keeps_messages(tmp_path):
         assert not [line for line in relay.lines() if "memory only" in line]
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare"
-)
+@needs_mounts
 async def test_a_real_full_disk_refuses_messages_and_the_relay_recovers(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
-    script = (
-        'mount -t tmpfs -o size=8m tmpfs "$0" && head -c 6m /dev/zero > "$0/ballast" && exec "$@"'
-    )
-    command = ["unshare", "-m", "sh", "-c", script, str(small), sys.executable, "-m", "hoptell"]
+    script = 'mount -t tmpfs -o size=8m tmpfs "$0" && head -c 6m /dev/zero > "$0/ballast"'
+    command = [*with_mounts(script, small), sys.executable, "-m", "hoptell"]
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -298,6 +422,15 @@ async def test_a_real_full_disk_refuses_messages_and_the_relay_recovers(tmp_path
 # A crowd
 
 
+async def all_log_in(relay: RunningRelay, names: list[str]) -> list[Client]:
+    """Log so many in, some at a time: none is to wait longer than the relay waits for a hello."""
+    peers: list[Client] = []
+    for start in range(0, len(names), 50):
+        peers += await asyncio.gather(*map(relay.login, names[start : start + 50]))
+    return peers
+
+
+@pytest.mark.timeout(240)  # 2,000 logins, perhaps while others need the machine
 @pytest.mark.parametrize("journalled", [False, True])
 async def test_a_thousand_peers_that_drop_at_once_lose_nothing(file, journalled):
     """Each has one message in flight and one in the queue behind it, and comes back for them."""
@@ -307,18 +440,16 @@ async def test_a_thousand_peers_that_drop_at_once_lose_nothing(file, journalled)
         pytest.skip("too few open files are allowed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * count), hard))
     names = [f"peer-{number}" for number in range(count)]
-    async with (
-        asyncio.timeout(50),
-        running_relay(journal=file if journalled else None, limits=Limits(in_flight=1)) as relay,
-    ):
-        peers = await asyncio.gather(*(relay.login(name) for name in names))
+    journal = file if journalled else None
+    async with running_relay(journal=journal, limits=Limits(in_flight=1)) as relay:
+        peers = await all_log_in(relay, names)
         bob = await relay.login("bob")
         for text in ("first", "second"):
             assert (await bob.ask(type="send", id=text, to="@all", text=text))["count"] == count
         before = [await peer.receive() for peer in peers]
         for peer in peers:
             peer.abort()
-        peers = await asyncio.gather(*(relay.login(name) for name in names))
+        peers = await all_log_in(relay, names)
         for peer, message in zip(peers, before, strict=True):
             assert await peer.receive() == message  # the same delivery again
             await peer.got(message)

@@ -1,6 +1,7 @@
 """The journal's file: what it keeps, what it refuses, and what it does when the disk fails."""
 
 import asyncio
+import errno
 import os
 import secrets
 import sqlite3
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,12 @@ from support.core import EPOCH, Driver, delivered, texts, written
 
 from hoptell import frames
 from hoptell.errors import ConfigurationError
+from hoptell.relay import database, store, wal
 from hoptell.relay import journal as module
-from hoptell.relay import store
+from hoptell.relay.database import SCHEMA_VERSION, lock_file, unusable
 from hoptell.relay.journal import NullJournal, SqliteJournal
 from hoptell.relay.model import Accepted, Confirmed, Expired, Forgotten, Known
-from hoptell.relay.store import SCHEMA_VERSION, Batch, Store, lock_file
+from hoptell.relay.store import Batch, Store
 
 RECORDS = (Accepted, Confirmed, Expired, Known, Forgotten)
 
@@ -132,6 +134,56 @@ def test_a_key_is_recognized_over_a_restart_and_answered_with_what_became_of_the
         "queued": queued,
     }
     assert (fanned.count, fanned.skipped) == (1, [])
+    relay.end()
+
+
+def test_a_message_that_was_dropped_is_never_acknowledged_as_delivered_after_a_restart(file):
+    relay = Relay(file)
+    driver = relay.driver
+    bob, alice = driver.login("bob"), driver.login("alice")
+    for key in ("left", "left before", "late"):
+        driver.send(bob, "alice", key, ttl=60, key=key)
+    relay.commit()  # all three were in flight when they were recorded
+    driver.wait(6)
+    driver.got(alice, list(alice.in_flight)[2])
+    driver.close(alice)
+    relay.commit()
+    relay.end()
+
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.wait(61)
+    before = {
+        key: written(relay.driver.send(bob, "alice", key=key))[0].state
+        for key in ("left", "left before", "late")
+    }
+    relay.commit()
+    relay.end()
+    assert before == {"left": "queued", "left before": "queued", "late": "unconfirmed"}
+
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    for key, state in before.items():
+        assert written(relay.driver.send(bob, "alice", key=key))[0].state == state
+    relay.end()
+
+
+def test_an_old_message_that_is_dropped_changes_no_answer_to_a_newer_one_with_its_key(file):
+    relay = Relay(file)
+    driver = relay.driver
+    bob, alice = driver.login("bob"), driver.login("alice")
+    driver.send(bob, "alice", "old", ttl=700, key="k")
+    relay.commit()
+    driver.close(alice)
+    driver.wait(601)
+    alice = driver.login("alice")
+    newer = delivered(driver.send(bob, "alice", "new", key="k"))[0]
+    driver.got(alice, newer.id)
+    driver.close(alice)
+    relay.commit()
+    driver.wait(100)
+    relay.commit()
+    assert rows(file, "SELECT reference, state FROM keys") == [(newer.message_id, "delivered")]
     relay.end()
 
 
@@ -295,7 +347,7 @@ def test_the_files_are_only_for_their_owner_and_a_loose_mode_is_tightened(file):
 
 def test_a_second_relay_on_the_file_is_told_the_first_ones_pid(file):
     program = (
-        "import pathlib, sys, hoptell.relay.store as j;"
+        "import pathlib, sys, hoptell.relay.database as j;"
         "lock = j.lock_file(pathlib.Path(sys.argv[1])); print('locked', flush=True); input()"
     )
     command = [sys.executable, "-c", program, str(file)]
@@ -370,34 +422,129 @@ def test_what_is_wrong_with_a_damaged_file_is_one_line(file):
         "UPDATE peers SET roles = 'dev'",
         "UPDATE peers SET roles = '[1]'",
         "UPDATE messages SET text = x'ff'",
-        "UPDATE messages SET text = CAST(x'ff' AS TEXT)",
+        "UPDATE messages SET text = CAST(x'ff' || 'a secret' AS TEXT)",
         "UPDATE keys SET accepted_at = 'today'",
         "UPDATE keys SET state = 'fanout', skipped = '{'",
+        "UPDATE keys SET state = 'lost'",
+        "UPDATE messages SET ts = 'abc'",
+        "UPDATE messages SET expires = 1.5",
+        "UPDATE messages SET no_reply = 2",
+        "UPDATE deliveries SET id = 5, peer = x'00'",
+        "UPDATE deliveries SET message = 999",
+        "DELETE FROM messages",
     ],
 )
 def test_values_that_hoptell_would_not_have_written_are_explained(file, change):
     relay = Relay(file)
     bob = relay.driver.login("bob")
     relay.driver.close(relay.driver.login("alice"))
-    relay.driver.send(bob, "alice", "hi", key="k")
+    relay.driver.send(bob, "alice", "a secret", key="k")
     relay.commit()
     relay.end()
-    with closing(sqlite3.connect(file)) as database, database:
-        database.execute(change)
-    store = Store(file, key_lifetime=600)
-    with pytest.raises(ConfigurationError, match="cannot be used .*damaged") as refusal:
-        store.load(EPOCH)
-    assert "\n" not in str(refusal.value)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(change)
+    why = refused(file)
+    assert "cannot be used (it is damaged: in " in why and "\n" not in why
+    assert "a secret" not in why
+
+
+def killed_relay(file: Path) -> None:
+    """A journal with a message, as a relay leaves it that is killed: with its log and index."""
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "x" * 20_000)
+    relay.commit()
+    left = {path: path.read_bytes() for path in file.parent.iterdir()}
+    relay.end()
+    for path, content in left.items():
+        path.write_bytes(content)
+    assert len(left[file.with_name("journal-wal")]) > 20_000
+
+
+def test_what_a_killed_relay_left_is_whole(file):
+    killed_relay(file)
+    relay = Relay(file)
+    assert texts(relay.driver.take(), relay.driver.hello("alice")) == []
+    assert texts(relay.driver.take()) == ["x" * 20_000]
+    relay.end()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda log: log[:50],
+        lambda log: log[:-1],
+        lambda log: log[:12] + b"????" + log[16:],  # its header
+        lambda log: log[:5000] + bytes([log[5000] ^ 1]) + log[5001:],
+        lambda log: log[:-1] + bytes([log[-1] ^ 1]),
+    ],
+)
+def test_a_damaged_write_ahead_log_hides_no_message(file, damage):
+    killed_relay(file)
+    log = file.with_name("journal-wal")
+    log.write_bytes(damage(log.read_bytes()))
+    assert "it is damaged: journal-wal does not hold all" in refused(file)
+
+
+def test_a_journal_that_is_gone_without_its_write_ahead_log_is_explained(file):
+    killed_relay(file)
+    file.unlink()
+    with pytest.raises(ConfigurationError, match="it is empty, but journal-wal is not"):
+        Store(file, key_lifetime=600)
+    assert file.with_name("journal-wal").stat().st_size > 0
+
+
+def test_the_index_of_an_older_write_ahead_log_says_nothing_of_a_newer_one(file):
+    """As after a loss of power: the index is not written to the disk in step with the log."""
+    killed_relay(file)
+    older = {name: file.with_name(name).read_bytes() for name in ("journal-shm", "journal-wal")}
+    relay = Relay(file)
+    relay.driver.close(relay.driver.login("carol"))
+    relay.commit()
+    newer = file.with_name("journal-wal").read_bytes()
+    content = file.read_bytes()
+    relay.end()
+    for log in (newer, b"", older["journal-wal"] + b"half a frame"):
+        file.write_bytes(content)
+        file.with_name("journal-wal").write_bytes(log)
+        file.with_name("journal-shm").write_bytes(older["journal-shm"])
+        assert not wal.lost_commits(file)
+
+
+def test_a_new_journal_has_its_tables_outside_of_the_write_ahead_log(file):
+    relay = Relay(file)
+    content = file.read_bytes()
+    relay.end()
+    file.write_bytes(content)
+    assert rows(file, "SELECT count(*) FROM messages") == [(0,)]
+
+
+def test_messages_without_deliveries_leave_the_file(file):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "kept")
+    relay.commit()
+    relay.end()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(
+            "INSERT INTO messages SELECT 999, reference, sender, member, host, recipient,"
+            " 'nobody''s', ts, reply_to, expires, no_reply FROM messages"
+        )
+    relay = Relay(file)
+    assert rows(file, "SELECT text FROM messages") == [("kept",)]
+    relay.end()
 
 
 async def test_a_second_relay_is_refused_under_every_name_of_the_file(file):
     other = file.with_name("other")
     other.symlink_to(file)
     async with journal(file):
-        assert "uses the journal" in unusable(other)
+        assert "uses the journal" in unstartable(other)
         other.unlink()
         other.hardlink_to(file)
-        assert "another name too" in unusable(other)
+        assert "another name too" in unstartable(other)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "loop"])
@@ -412,11 +559,11 @@ async def test_what_is_not_a_file_is_refused_and_nothing_is_left_beside_it(tmp_p
             path.symlink_to("/dev/null")
         case "loop":
             path.symlink_to(path)
-    unusable(path)
+    unstartable(path)
     assert list(tmp_path.iterdir()) == [path] and not Path("/dev/null.lock").exists()
 
 
-def unusable(file: Path) -> str:
+def unstartable(file: Path) -> str:
     """Why no relay can start with this journal."""
     with pytest.raises(ConfigurationError) as refusal:
         SqliteJournal(
@@ -428,22 +575,61 @@ def unusable(file: Path) -> str:
     return str(refusal.value)
 
 
-def test_a_folder_that_is_not_there_is_explained(tmp_path):
-    with pytest.raises(ConfigurationError, match="No such file"):
-        Store(tmp_path / "nowhere" / "journal", key_lifetime=600)
-    with pytest.raises(ConfigurationError, match="No such file"):
-        lock_file(tmp_path / "nowhere" / "journal")
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        (OSError(errno.EACCES, "Permission denied"), "writable for this user"),
+        (OSError(errno.EROFS, "Read-only file system"), "writable for this user"),
+        (OSError(errno.ENOSPC, "No space left on device"), "make room"),
+        (OSError(errno.EIO, "Input/output error"), "may be sound"),
+        (sqlite3.SQLITE_READONLY, "writable for this user"),
+        (sqlite3.SQLITE_CANTOPEN, "writable for this user"),
+        (sqlite3.SQLITE_FULL, "make room"),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, "may be sound"),
+        (sqlite3.SQLITE_BUSY, "end the program"),
+        (sqlite3.SQLITE_CORRUPT, "move it"),
+        (sqlite3.SQLITE_NOTADB, "move it"),
+    ],
+)
+def test_only_a_damaged_journal_is_to_be_moved(file, problem, advice):
+    error = problem
+    if isinstance(problem, int):
+        error = sqlite3.OperationalError("what SQLite says")
+        error.sqlite_errorcode = problem
+    sentence = str(unusable(file, error))
+    assert advice in sentence
+    assert ("lost then" in sentence) == (advice == "move it")
 
 
-def test_a_file_that_cannot_be_written_is_explained_at_the_start(file, monkeypatch):
+def test_a_file_that_sqlite_cannot_write_is_explained_at_the_start(file, monkeypatch):
     Relay(file).end()
     connect = sqlite3.connect
 
-    def read_only(database: object, **options: object) -> sqlite3.Connection:
+    def read_only(*_: object, **options: object) -> sqlite3.Connection:
         return connect(f"file:{file}?mode=ro&immutable=1", **{**options, "uri": True})
 
-    monkeypatch.setattr(store.sqlite3, "connect", read_only)
-    assert "readonly" in refused(file)
+    monkeypatch.setattr(database.sqlite3, "connect", read_only)
+    assert "readonly database): make it and its folder writable" in refused(file)
+
+
+@pytest.mark.parametrize("failing", ["open", "pwrite"])
+def test_a_lock_that_cannot_be_written_is_explained(file, monkeypatch, failing):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database.os, failing, fail)
+        with pytest.raises(ConfigurationError, match="No space left on device.*make room"):
+            lock_file(file)
+    os.close(lock_file(file))
+
+
+def test_a_folder_that_is_not_there_is_explained(tmp_path):
+    missing = "No such file.*make its folder first"
+    with pytest.raises(ConfigurationError, match=missing):
+        Store(tmp_path / "nowhere" / "journal", key_lifetime=600)
+    with pytest.raises(ConfigurationError, match=missing):
+        lock_file(tmp_path / "nowhere" / "journal")
 
 
 def test_a_file_of_schema_0_is_migrated(file):
@@ -452,11 +638,63 @@ def test_a_file_of_schema_0_is_migrated(file):
     assert rows(file, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
 
 
+def another_schema(monkeypatch: pytest.MonkeyPatch, *migrations: str) -> None:
+    """As a later version of hoptell would have it."""
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, *migrations))
+    monkeypatch.setattr(database, "SCHEMA_VERSION", len(database.MIGRATIONS))
+
+
+def test_a_file_is_migrated_over_several_versions_with_what_it_holds(file, monkeypatch):
+    relay = Relay(file)
+    bob = relay.driver.login("bob")
+    relay.driver.close(relay.driver.login("alice"))
+    relay.driver.send(bob, "alice", "from before")
+    relay.commit()
+    relay.end()
+    another_schema(
+        monkeypatch,
+        "CREATE TABLE added (a INTEGER); INSERT INTO added VALUES (1)",
+        "UPDATE added SET a = a + 1; UPDATE messages SET host = 'migrated'",
+    )
+    relay = Relay(file)
+    [message] = delivered((relay.driver.hello("alice"), relay.driver.take())[1])
+    assert (message.text, message.host) == ("from before", "migrated")
+    relay.end()
+    assert rows(file, "PRAGMA user_version") == [(SCHEMA_VERSION + 2,)]
+    assert rows(file, "SELECT a FROM added") == [(2,)]
+    Relay(file).end()
+    assert rows(file, "SELECT a FROM added") == [(2,)]
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(file, monkeypatch):
+    relay = Relay(file)
+    relay.driver.close(relay.driver.login("alice"))
+    relay.commit()
+    relay.end()
+    with monkeypatch.context() as patched:
+        another_schema(patched, "DELETE FROM peers", "UPDATE absent SET a = 1")
+        assert "no such table: absent" in refused(file)
+    assert rows(file, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(file, "SELECT name FROM peers") == [("alice",)]
+    Relay(file).end()
+
+
 # Commits
 
 
+def test_every_commit_is_on_the_disk_before_it_is_over(file):
+    """What makes SQLite wait for it: a file system that lies is out of reach."""
+    relay = Relay(file)
+    setting = relay.store._database.execute
+    assert setting("PRAGMA synchronous").fetchone() == (2,)
+    assert setting("PRAGMA journal_mode").fetchone() == ("wal",)
+    relay.end()
+
+
 @asynccontextmanager
-async def journal(file: Path) -> AsyncIterator[tuple[SqliteJournal, asyncio.Queue[tuple]]]:
+async def journal(
+    file: Path, *, close_wait: float = 10
+) -> AsyncIterator[tuple[SqliteJournal, asyncio.Queue[tuple]]]:
     """A journal with its thread; what it calls back comes in the queue."""
     told: asyncio.Queue[tuple] = asyncio.Queue()
     made = SqliteJournal(
@@ -470,7 +708,9 @@ async def journal(file: Path) -> AsyncIterator[tuple[SqliteJournal, asyncio.Queu
         async with asyncio.timeout(10):
             yield made, told
     finally:
-        made.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(close_wait):
+                await made.close()
 
 
 def accepted_messages(count: int) -> list[Accepted]:
@@ -628,9 +868,8 @@ async def test_a_disk_slower_than_the_relays_end_keeps_the_file_from_the_next_re
         commit(made, batch)
 
     monkeypatch.setattr(Store, "commit", slow)
-    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.05)
     try:
-        async with journal(file) as (made, _told):
+        async with journal(file, close_wait=0.05) as (made, _told):
             made.record(accepted_messages(1)[0])
         with pytest.raises(ConfigurationError, match=f"pid {os.getpid()} uses the journal"):
             lock_file(file)

@@ -105,14 +105,25 @@ def test_other_entries_of_a_json_file_stay(computer: Computer, machine: Machine,
 
 
 @pytest.mark.parametrize("key", ["gemini", "cursor"])
-def test_a_json_file_with_comments_is_left_alone_and_the_entry_is_told(
+def test_a_json_file_keeps_its_comments(computer: Computer, machine: Machine, key: str) -> None:
+    before = '{\n  // mine\n  "a": 1.0, // one\n  "mcpServers": {}, /* none */\n}\n'
+    file = computer.write(JSON_FILES[key], before)
+    apply(key, machine)
+    start, end = before.split("{}")
+    assert file.read_text().startswith(start + "{\n    ") and file.read_text().endswith("}" + end)
+    assert AGENTS[key].registrations(machine)[0].command == COMMAND
+    assert AGENTS[key].steps(machine, None) == []
+
+
+@pytest.mark.parametrize("key", ["gemini", "cursor"])
+def test_a_file_that_is_no_json_is_left_alone_and_the_entry_is_told(
     computer: Computer, machine: Machine, key: str
 ) -> None:
-    file = computer.write(JSON_FILES[key], '{\n  // mine\n  "a": 1\n}\n')
-    with pytest.raises(ConfigurationError, match="comments.*add this to it yourself") as caught:
+    file = computer.write(JSON_FILES[key], '{"a": 1')
+    with pytest.raises(ConfigurationError, match="stays as it is: add this to it") as caught:
         AGENTS[key].steps(machine, None)
     assert json.loads(str(caught.value).partition("yourself: ")[2])["mcpServers"]["hoptell"]
-    assert file.read_text() == '{\n  // mine\n  "a": 1\n}\n'
+    assert file.read_text() == '{"a": 1'
 
 
 def test_opencodes_file_with_comments_is_left_alone_and_the_other_one_used(
@@ -138,15 +149,48 @@ def test_hoptell_in_opencodes_file_with_comments_is_found(
     assert AGENTS["opencode"].steps(machine, None) == []
 
 
+@pytest.mark.parametrize(
+    ("key", "off"),
+    [
+        ("opencode", {"enabled": False}),
+        ("gemini", {"disabled": True}),
+        ("cursor", {"disabled": True}),
+    ],
+)
 def test_a_registration_that_was_switched_off_is_switched_on(
-    computer: Computer, machine: Machine
+    computer: Computer, machine: Machine, key: str, off: dict[str, bool]
 ) -> None:
-    apply("opencode", machine)
-    value = computer.read(JSON_FILES["opencode"])
-    value["mcp"]["hoptell"]["enabled"] = False
-    computer.write(JSON_FILES["opencode"], value)
-    apply("opencode", machine)
-    assert computer.read(JSON_FILES["opencode"])["mcp"]["hoptell"]["enabled"] is True
+    path = "mcp" if key == "opencode" else "mcpServers"
+    apply(key, machine)
+    value = computer.read(JSON_FILES[key])
+    value[path]["hoptell"] |= off
+    computer.write(JSON_FILES[key], value)
+    (shown,) = apply(key, machine)
+    assert "switched on" in shown
+    (found,) = AGENTS[key].registrations(machine)
+    assert found.enabled and AGENTS[key].steps(machine, None) == []
+
+
+def test_codex_is_switched_on_too(computer: Computer, machine: Machine) -> None:
+    apply("codex", machine)
+    file = computer.home / ".codex" / "config.toml"
+    file.write_text(file.read_text() + "enabled = false\n")
+    assert not AGENTS["codex"].registrations(machine)[0].enabled
+    (shown,) = apply("codex", machine)
+    assert "enabled = true" in shown
+    assert AGENTS["codex"].registrations(machine)[0].enabled
+    assert AGENTS["codex"].steps(machine, None) == []
+
+
+@pytest.mark.parametrize("key", ["opencode", "gemini", "cursor"])
+def test_a_file_with_comments_that_has_it_all_is_enough(
+    computer: Computer, machine: Machine, key: str
+) -> None:
+    apply(key, machine)
+    file = computer.home / JSON_FILES[key]
+    text = "// mine\n" + file.read_text()
+    file.write_text(text)
+    assert AGENTS[key].steps(machine, None) == [] and file.read_text() == text
 
 
 # Codex ----------------------------------------------------------------------------------------
@@ -189,7 +233,70 @@ def test_codexs_file_that_is_broken_stays_as_it_is(computer: Computer, machine: 
     assert AGENTS["codex"].registrations(machine) == []
 
 
-@pytest.mark.parametrize("text", ["mcp_servers = 1\n", "[mcp_servers]\nhoptell = 1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mcp_servers = {}\n",
+        'mcp_servers = {other = {command = "x"}}\n[tui]\na = 1\n',
+        'mcp_servers.other.command = "x"\n',
+        'mcp_servers = {hoptell = {command = "x"}}\n',
+        '[mcp_servers]\nhoptell = {command = "x", env = {A = "b"}}\n',
+        'mcp_servers.hoptell.command = "x"\n[mcp_servers.other]\ncommand = "y"\n',
+        '[mcp_servers.other]\ncommand = "y"\n[tui]\n[mcp_servers.third]\ncommand = "y"\n',
+    ],
+)
+def test_codexs_servers_may_be_written_in_any_way(
+    computer: Computer, machine: Machine, text: str
+) -> None:
+    file = computer.write(".codex/config.toml", text)
+    try:
+        apply("codex", machine)
+    except ConfigurationError as error:
+        assert "add this to it yourself" in str(error) and file.read_text() == text
+        return
+    before, after = tomllib.loads(text), tomllib.loads(file.read_text())
+    (found,) = AGENTS["codex"].registrations(machine)
+    assert found.command == COMMAND and found.name == "sam-codex"
+    before["mcp_servers"].pop("hoptell", None)
+    del after["mcp_servers"]["hoptell"]
+    assert after == before
+    assert AGENTS["codex"].steps(machine, None) == []
+
+
+def test_what_cannot_be_added_to_codexs_file_is_told_as_toml(
+    computer: Computer, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug of the library")
+
+    monkeypatch.setattr("tomlkit.dumps", broken)
+    computer.write(".codex/config.toml", "a = 1\n")
+    with pytest.raises(ConfigurationError, match="stays as it is") as caught:
+        AGENTS["codex"].steps(machine, None)
+    entry = tomllib.loads(str(caught.value).partition("[table]: ")[2])["mcp_servers"]["hoptell"]
+    assert (entry["command"], entry["args"]) == (HOPTELL, ["mcp"])
+    assert entry["env"] == {"HOPTELL_NAME": "sam-codex"}
+
+
+@pytest.mark.parametrize("arguments", [5, "mcp", None])
+def test_an_entry_that_makes_no_sense_is_not_a_crash(
+    computer: Computer, machine: Machine, arguments: Any
+) -> None:
+    entry = {"command": HOPTELL, "args": arguments}
+    computer.write(".gemini/settings.json", {"mcpServers": {"hoptell": entry}})
+    (found,) = AGENTS["gemini"].registrations(machine)
+    assert found.command == (HOPTELL,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mcp_servers = 1\n",
+        "[mcp_servers]\nhoptell = 1\n",
+        "[mcp_servers.hoptell]\nenv = 1\n",
+        "[[mcp_servers]]\na = 1\n",
+    ],
+)
 def test_codexs_file_with_something_else_in_the_way_is_not_a_crash(
     computer: Computer, machine: Machine, text: str
 ) -> None:
@@ -228,6 +335,29 @@ def test_hooks_of_an_older_place_are_changed_and_not_added_again(
     apply("claude", machine)
     after = computer.read(".claude/settings.json")
     assert after["hooks"] == hooks.wanted(HOPTELL, ["hook"])["hooks"]
+
+
+def test_claude_codes_settings_as_told_are_enough(computer: Computer, machine: Machine) -> None:
+    computer.install("claude")
+    file = computer.write(".claude/settings.json", "no json // mine\n")
+    with pytest.raises(ConfigurationError, match="add this to it yourself: ") as caught:
+        AGENTS["claude"].steps(machine, None)
+    file.write_text(str(caught.value).partition("yourself: ")[2] + " // mine\n")
+    before = file.read_text()
+    apply("claude", machine)
+    assert AGENTS["claude"].registrations(machine) and file.read_text() == before
+
+
+def test_claude_codes_state_is_copied_before_its_command_changes_it(
+    computer: Computer, machine: Machine
+) -> None:
+    computer.install("claude")
+    before = {"mcpServers": {"hoptell": {"command": "/old", "args": ["mcp"]}}, "mine": 1}
+    computer.write(".claude.json", before)
+    notes = [step.run() or "" for step in AGENTS["claude"].steps(machine, None)]
+    assert computer.read(".claude.json.before-hoptell") == before
+    assert f"{computer.home}/.claude.json.before-hoptell" in notes[0]
+    assert len(list(computer.home.glob(".claude.json.before-hoptell*"))) == 1
 
 
 @pytest.mark.parametrize("plugin", [False, True])
@@ -360,6 +490,52 @@ def test_claude_codes_own_folder_may_be_elsewhere(computer: Computer) -> None:
     assert hooks.EVENTS[0] in computer.read("claude/settings.json")["hooks"]
 
 
+@pytest.mark.parametrize("key", AGENTS)
+def test_how_to_start_it_says_the_name_that_it_has(computer: Computer, key: str) -> None:
+    computer.install("claude", "agy")
+    machine = here(computer)
+    apply(key, machine, "zoe")
+    start = AGENTS[key].start(machine)
+    assert "it is zoe" in start and "sam" not in start
+    if "second" in start:
+        assert "HOPTELL_NAME=zoe-2" in start
+
+
+def test_a_name_in_claude_codes_own_file_is_not_said_to_give_way(
+    computer: Computer, machine: Machine
+) -> None:
+    entry = {"command": HOPTELL, "args": ["mcp"], "env": {"HOPTELL_NAME": "zoe"}}
+    computer.write(".claude.json", {"mcpServers": {"hoptell": entry}})
+    assert AGENTS["claude"].start(machine) == "claude (it is zoe)"
+
+
+def test_antigravity_has_its_name_in_its_configuration_and_another_is_refused(
+    computer: Computer, machine: Machine
+) -> None:
+    computer.install("agy")
+    assert AGENTS["antigravity"].start(machine) == "agy (it is sam-antigravity)"
+    apply("antigravity", machine)
+    (found,) = AGENTS["antigravity"].registrations(machine)
+    assert found.command == COMMAND and found.name == "sam-antigravity"
+    moved = dataclasses.replace(machine, command=("/new/hoptell",))
+    for other, name in ((machine, "zoe"), (moved, None)):
+        with pytest.raises(HoptellError, match="remove the server hoptell there"):
+            AGENTS["antigravity"].steps(other, name)
+
+
+@pytest.mark.parametrize("line", ["hoptell", "hoptell: 'x", "  hoptell  (stdio)  connected"])
+def test_antigravitys_list_may_tell_no_command(
+    computer: Computer, machine: Machine, line: str
+) -> None:
+    computer.install("agy")
+    computer.write("agy", line + "\n")
+    assert AGENTS["antigravity"].registrations(machine)
+    assert AGENTS["antigravity"].steps(machine, None) == []
+    assert AGENTS["antigravity"].start(machine) == "agy"
+    with pytest.raises(HoptellError, match="remove the server hoptell there"):
+        AGENTS["antigravity"].steps(machine, "zoe")
+
+
 # What they share ------------------------------------------------------------------------------
 
 
@@ -423,9 +599,20 @@ def test_without_a_script_the_interpreter_is_named_and_keeps_the_folder_out(
     assert own_command() == ("/usr/bin/python3-that-is-not-there", "-P", "-m", "hoptell")
 
 
-def test_a_hoptell_in_a_cache_is_known_as_such() -> None:
-    assert is_passing(("/home/u/.cache/uv/archive-v0/x/bin/hoptell",))
-    assert not is_passing(("/home/u/.local/bin/hoptell",))
+@pytest.mark.parametrize(
+    ("folder", "passing"),
+    [
+        ("/home/u/.cache/uv/archive-v0/x", True),
+        ("/home/u/.local/share/pipx/.cache/0123456789abcde", True),
+        ("/home/u/.local/pipx/.cache/0123456789abcde", True),
+        ("/home/u/.cache/pipx/0123456789abcde", True),
+        ("/Users/u/Library/Caches/pipx/0123456789abcde", True),
+        ("/home/u/.local/share/pipx/venvs/hoptell", False),
+        ("/home/u/.local", False),
+    ],
+)
+def test_a_hoptell_in_a_cache_is_known_as_such(folder: str, passing: bool) -> None:
+    assert is_passing((f"{folder}/bin/hoptell",)) is passing
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,10 @@ def test_another_relay_or_token_is_replaced_only_by_force_and_kept_beside(
 def test_each_replacement_by_force_keeps_the_file_before_it(environ: dict[str, str]) -> None:
     for number in range(3):
         settings_file.join(environ, f"ws://far:{number + 1}", TOKEN, None, force=True)
-    backup = the_file(environ).with_name(".env.before-hoptell")
-    assert read_settings_file(backup)["HOPTELL_RELAY"] == "ws://far:2" and mode(backup) == 0o600
+    for number, ending in ((1, ""), (2, "-2")):
+        backup = the_file(environ).with_name(f".env.before-hoptell{ending}")
+        assert read_settings_file(backup)["HOPTELL_RELAY"] == f"ws://far:{number}"
+        assert mode(backup) == 0o600
     settings_file.join(environ, "ws://far:3", TOKEN, "bob", force=True)
     assert read_settings_file(backup)["HOPTELL_RELAY"] == "ws://far:2", "nothing was replaced"
 

@@ -261,7 +261,10 @@ class FakeAgent:
         first = shown[0] if self.text else f"{DIM}Ask Codex to do anything{RESET}"
         rows = [f"{BOLD}›{RESET} {first}", *(f"  {line}" for line in shown[1:])]
         rows += ["", "  mock-model default · ~/project"]
-        title = f"{'⠧ ' if self.is_busy else ''}fake"
+        if self.options.own_title:
+            title = "⠧ fake" if self.is_busy else "fake"
+        else:
+            title = "⠧ Working | fake" if self.is_busy else "Ready | fake"
         return rows, (2 + cells(shown[-1]) if self.text else 2, len(shown) - 1), title
 
     def draw_opencode(self, columns: int) -> tuple[list[str], tuple[int, int], str]:
@@ -354,6 +357,7 @@ def main() -> None:
     parser.add_argument("--log", required=True)
     parser.add_argument("--control", required=True)
     parser.add_argument("--title")
+    parser.add_argument("--own-title", type=int, help="as Codex has it unless told otherwise")
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--slow-draw", type=float, default=0.0)
     parser.add_argument("--slow-clear", type=float, default=0.0)

@@ -1,7 +1,8 @@
 """Captured screens of real agents: test/tmux/screens/*.screen.
 
 The first line has the cursor, whether it is shown, the width and the pane's title; then come
-the rows as `tmux capture-pane -p -e` printed them.
+the rows as `tmux capture-pane -p -e` printed them. The agents had shown in their titles before
+that they work.
 """
 
 import re
@@ -20,7 +21,8 @@ def load(name: str) -> Screen:
     assert match, head
     column, row, shown, width, title = match.groups()
     rows = body.removesuffix("\n").split("\n")
-    return Screen(rows, (int(column), int(row)), shown == "1", int(width), title)
+    cursor = int(column), int(row)
+    return Screen(rows, cursor, shown == "1", int(width), title, title_tells=True)
 
 
 def names() -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from hoptell import processes
+from hoptell.errors import LoginRefused
 from hoptell.frames import Message
 from hoptell.inbox import Inbox
 from hoptell.tmux.injector import Injector
@@ -130,9 +131,18 @@ class Agent:
     """A fake agent in a tmux pane."""
 
     def __init__(
-        self, folder: Path, style: str = "claude", *, shell: str | None = None, **options: Any
+        self,
+        folder: Path,
+        style: str = "claude",
+        *,
+        shell: str | None = None,
+        program: str | None = None,
+        **options: Any,
     ) -> None:
-        """`shell` runs it below a shell: a script with `AGENT` for its command line."""
+        """`shell` runs it below a shell: a script with `AGENT` for its command line.
+
+        Its program is called like the agent that it draws like, or `program`.
+        """
         number = next(_numbers)
         self.pane: Pane = None  # type: ignore[assignment]
         self.folder = folder
@@ -140,7 +150,10 @@ class Agent:
         self.log_file = folder / f"agent-{number}.log"
         self.control = folder / f"agent-{number}.control"
         os.mkfifo(self.control)
-        self.command = [sys.executable, "-S", str(FAKE_AGENT), "--style", style]
+        file = folder / f"bin-{number}" / (program or style)
+        file.parent.mkdir()
+        file.symlink_to(FAKE_AGENT)
+        self.command = [sys.executable, "-S", str(file), "--style", style]
         self.command += ["--log", str(self.log_file), "--control", str(self.control)]
         for name, value in options.items():
             self.command += [f"--{name.replace('_', '-')}", str(value)]
@@ -200,9 +213,11 @@ class Agent:
 class ScriptedClient:
     """Stands for RelayClient: hands out what the test feeds it."""
 
-    def __init__(self) -> None:
-        self.connected = True
+    def __init__(self, refusals: int = 0) -> None:
+        self.connected = not refusals
         self.problem: str | None = None
+        self.refusals = refusals
+        """So many logins are refused."""
         self.confirmed: list[str] = []
         self._queue: asyncio.Queue[Message] = asyncio.Queue()
 
@@ -212,10 +227,20 @@ class ScriptedClient:
             self._queue.put_nowait(item)
         return messages
 
+    async def __aenter__(self) -> "ScriptedClient":
+        self.connected, self.problem = not self.refusals, "still connecting"
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        pass
+
     def __aiter__(self) -> "ScriptedClient":
         return self
 
     async def __anext__(self) -> "ScriptedDelivery":
+        if self.refusals:
+            self.refusals -= 1
+            raise LoginRefused("the relay does not let you in", code=4001)
         return ScriptedDelivery(await self._queue.get(), self.confirmed)
 
 
@@ -255,19 +280,24 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def injecting(
-    agent: Agent, folder: Path, *, notice: bool = False, command: str = "hoptell listen bob 0"
+    agent: Agent,
+    folder: Path,
+    *,
+    notice: bool = False,
+    command: str = "hoptell listen bob 0",
+    refusals: int = 0,
 ) -> AsyncIterator[Running]:
     """Start `agent`, if it does not run, and an injector that types into it."""
     pane = agent.pane or await asyncio.to_thread(agent.start)
     inbox = Inbox(folder / "home", "bob")
     status = Status("bob", os.getpid(), pane.id, str(processes.current()), "")
-    running = Running(ScriptedClient(), inbox, status)
+    running = Running(ScriptedClient(refusals), inbox, status)
     reporter = Reporter(status, folder, running.said.append)
     note = UnfinishedFile(folder)
     injector = Injector(pane, inbox, reporter, note, command=command, notice=notice)
     stopped = asyncio.Event()
-    client: Any = running.client
-    running.task = asyncio.create_task(injector.run(client, stopped))
+    connect: Any = lambda: running.client  # noqa: E731
+    running.task = asyncio.create_task(injector.run(connect, stopped))
     try:
         yield running
     except BaseException:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from support.tmux import (
 from hoptell.settings import PeerSettings
 from hoptell.tmux.pane import Pane, Tmux
 from hoptell.tmux.session import (
+    CODEX_TITLE,
     Request,
     agent_command,
     agent_environment,
@@ -261,6 +263,37 @@ async def test_an_agent_that_fails_is_reported_with_its_last_words(site: Site) -
         terminal.close()
 
 
+async def test_an_agent_that_ends_at_once_is_reported_without_a_terminal_too(site: Site) -> None:
+    script = "echo; echo no such model; exit 7"  # tmux adds a line of its own
+    done = await site.hoptell("tmux", "bob", "--", "sh", "-c", script)
+    assert done.returncode == 1 and "hoptell: sh ended with exit status 7" in done.stderr
+    assert done.stderr.startswith("no such model\n") and not done.stdout
+    done = await site.hoptell("tmux", "bob", "--", "true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "bob has ended\n", "")
+    done = await site.hoptell("tmux", "bob", "--", "sleep", "60")
+    assert done.returncode == 0 and "bob runs in tmux" in done.stdout
+
+
+async def test_a_closed_standard_input_is_no_terminal(site: Site) -> None:
+    agent = Agent(site.folder)
+    words = shlex.join([sys.executable, "-m", "hoptell", "tmux", "bob", "--", *agent.command])
+    done = await asyncio.to_thread(
+        subprocess.run, ["sh", "-c", f"{words} <&-"], env=site.environ, capture_output=True,
+        text=True, timeout=20,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    await site.is_online("bob")
+
+
+async def test_an_agent_with_another_name_is_served_as_the_kind_that_it_is(site: Site) -> None:
+    agent = Agent(site.folder, program="my-own")
+    await site.run("bob", "claude", "--kind", "claude", agent=agent)
+    await site.send("bob", "hello")
+    await agent.gets(1)
+    refused = await site.hoptell("tmux", "bob", "--kind", "claude")
+    assert refused.returncode == 2
+
+
 async def test_within_tmux_the_client_is_switched(site: Site) -> None:
     agent = Agent(site.folder)
     subprocess.run(
@@ -343,6 +376,31 @@ async def test_no_relay_delays_neither_the_agent_nor_what_waits_in_the_inbox(
     assert site.status("bob").problem
     agent.tell("idle")
     await agent.gets(1)
+
+
+async def test_a_member_who_is_removed_and_restored_is_online_again(
+    tmux_environ: dict[str, str], tmp_path: Path
+) -> None:
+    tokens = {"bob": "a-token-that-comes-and-goes", "watcher": TOKEN}
+    members = tmp_path / "members.json"
+
+    def write(*kept: str) -> None:
+        members.write_text(json.dumps({name: tokens[name] for name in kept}))
+        members.chmod(0o600)
+
+    write("bob", "watcher")
+    async with running_relay(token="", members=members) as relay:
+        relay.token = TOKEN
+        site = Site(relay, tmux_environ, tmp_path)
+        site.environ["HOPTELL_TOKEN"] = tokens["bob"]
+        await site.run("bob")
+        write("watcher")
+        relay.server.reload()
+        await eventually(lambda: not site.status("bob").connected, "the refusal to show")
+        write("bob", "watcher")
+        relay.server.reload()
+        await site.is_online("bob")
+        await eventually(lambda: site.status("bob").connected, "it to say so")
 
 
 # A session that is found again ------------------------------------------------------------
@@ -440,6 +498,30 @@ async def test_another_tmux_server_neither_shows_the_agent_nor_starts_a_second_o
         assert second.returncode == 1 and "bob runs already" in second.stderr
     await site.send("bob", "hello")
     await agent.gets(1)
+
+
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [
+        (["kill-session", "-t", "=hoptell-bob"], "the agent has ended"),
+        (["kill-server"], "the agent has ended"),
+        (["kill-window", "-t", "=hoptell-bob:hoptell"], "stopped"),
+    ],
+    ids=["session", "server", "window"],
+)
+async def test_an_injector_whose_window_is_killed_leaves_its_last_word_and_no_secret(
+    site: Site, command: list[str], state: str
+) -> None:
+    agent = await site.run("bob")
+    subprocess.run(["tmux", *command], env=site.environ, check=True)
+    await eventually(lambda: not runs(site.status("bob").injector), "its end")
+    status = site.status("bob")
+    assert (status.state, status.connected) == (state, False) and status.ended_at
+    agent_runs_on = state == "stopped"  # and its sidecar may need the settings
+    assert agent.pane.alive() is agent_runs_on
+    folder = site.home / "tmux" / "bob"
+    assert (folder / "settings.env").exists() is agent_runs_on
+    assert not list(folder.glob("launch-*"))
 
 
 async def test_of_two_that_are_started_at_once_one_runs_and_is_left_alone(site: Site) -> None:
@@ -566,11 +648,13 @@ def test_codex_is_told_where_its_sidecar_finds_the_settings_if_it_has_one(tmp_pa
 
     file = tmp_path / 'a "quoted" folder' / "settings.env"
     asked = request(tmp_path, "/opt/bin/codex", "resume", "--last", HOME=str(tmp_path))
-    assert agent_command(asked, file) == ["/opt/bin/codex", "resume", "--last"]
+    title = ["-c", CODEX_TITLE]
+    assert agent_command(asked, file) == ["/opt/bin/codex", *title, "resume", "--last"]
     (tmp_path / ".codex").mkdir()
     (tmp_path / ".codex" / "config.toml").write_text('[mcp_servers.hoptell]\ncommand = "hoptell"\n')
-    program, option, override, *rest = agent_command(asked, file)
+    program, _, _, option, override, *rest = agent_command(asked, file)
     assert (program, option, rest) == ("/opt/bin/codex", "-c", ["resume", "--last"])
+    assert "run-state" in tomllib.loads(CODEX_TITLE)["tui"]["terminal_title"]
     given = tomllib.loads(override)["mcp_servers"]["hoptell"]["env"]
     assert given["HOPTELL_ENV"] == str(file) and given["HOPTELL_PUSH"] == "tmux"
     assert TOKEN not in override

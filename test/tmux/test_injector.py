@@ -1,10 +1,15 @@
 """Messages typed into a fake agent in real tmux: exactly there, once, never into a question."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import re
+import shlex
 import signal
+import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +26,8 @@ from support.tmux import (
 
 from hoptell import processes
 from hoptell.inbox import Inbox, Waiting
+from hoptell.tmux import foreground, typist
 from hoptell.tmux import injector as injector_module
-from hoptell.tmux import typist
 from hoptell.tmux.pane import NoAnswer
 from hoptell.tmux.screen import State
 from hoptell.tmux.unfinished import Unfinished, UnfinishedFile
@@ -160,10 +165,17 @@ async def test_what_stays_unread_is_announced_again_with_growing_pauses_then_no_
     async with injecting(agent, tmp_path, notice=True) as running:
         running.client.feed("unread")
         await agent.gets(3, timeout=15)
-        await running.reaches("waits for messages")
+        await running.reaches("announces no more: 1 message is unread after 3 notices")
+        assert "read_inbox" in running.state and "hoptell listen bob 0" in running.state
+        assert any("announces no more" in line for line in running.said)
         assert running.inbox.waiting().count == 1
         await asyncio.sleep(1.5)
         assert len(agent.submitted) == 3
+        monkeypatch.setattr(injector_module, "RECHECK_INTERVAL", 0.1)
+        for claim in await asyncio.to_thread(running.inbox.claim):
+            claim.remove()
+        running.client.feed("one more")
+        await running.reaches("waits for messages")
     assert not agent.harm
 
 
@@ -615,6 +627,25 @@ async def test_a_line_of_many_rows_arrives_whole(style: str, text: str, tmp_path
     assert not agent.harm
 
 
+# The relay --------------------------------------------------------------------------------
+
+
+async def test_a_refused_login_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injector_module, "ALIVE_INTERVAL", 0.05)
+    monkeypatch.setattr(injector_module, "LOGIN_INTERVALS", (0.3, 0.3))
+    agent = Agent(tmp_path)
+    async with injecting(agent, tmp_path, refusals=3) as running:
+        await eventually(lambda: running.status.problem is not None, "the problem")
+        assert running.status.problem == "the relay does not let you in"
+        running.client.feed("hello")
+        await agent.gets(1)
+        await eventually(lambda: running.status.connected, "it to be online")
+        assert running.status.problem is None
+        assert sum("not online" in line for line in running.said) == 1
+
+
 # The wrong process ------------------------------------------------------------------------
 
 
@@ -632,8 +663,14 @@ async def test_the_shell_that_an_agent_leaves_behind_gets_nothing(tmp_path: Path
     assert [claim.message.text for claim in running.inbox.claim()] == ["touch pwned"]
 
 
-async def test_an_agent_that_a_shell_runs_is_served(tmp_path: Path) -> None:
-    agent = Agent(tmp_path, shell="AGENT; true")
+LAUNCHER = f"{sys.executable} -S -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' AGENT"
+
+
+@pytest.mark.parametrize("shell", ["AGENT; true", f"{LAUNCHER}; true", f"exec {LAUNCHER}"])
+async def test_an_agent_that_a_shell_or_a_launcher_runs_is_served(
+    shell: str, tmp_path: Path
+) -> None:
+    agent = Agent(tmp_path, shell=shell)
     async with injecting(agent, tmp_path) as running:
         running.client.feed("hello")
         await agent.gets(1)
@@ -648,6 +685,116 @@ async def test_a_shell_without_an_agent_gets_nothing(tmp_path: Path) -> None:
         await running.reaches("no agent is running in the pane")
         await asyncio.sleep(0.8)
         assert "touch" not in agent.screen()
+
+
+# Each shows what an agent's prompt could be, and would run what is typed there.
+PYTHON = "import sys, code; sys.ps1 = '› '; code.interact(banner='')"
+SHELL = "exec env PS1='› ' dash -i"
+PROMPTS = {
+    "python": ([sys.executable, "-c", PYTHON], "is no known agent"),
+    "shell": (["sh", "-c", SHELL], "no agent is running in the pane"),
+    "shell script": (["script", "-qc", SHELL, "/dev/null"], "it runs script: hoptell cannot see"),
+}
+
+
+@contextlib.asynccontextmanager
+async def ended_below(agent: Agent) -> AsyncIterator[None]:
+    """End what runs on a terminal of its own, which tmux's end does not reach."""
+    try:
+        yield
+    finally:
+        for pid in foreground._children(agent.pane.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_a_prompt_like_an_agents_in_another_program_gets_nothing(
+    prompt: str, tmp_path: Path
+) -> None:
+    agent = Agent(tmp_path)
+    agent.command, reason = PROMPTS[prompt]
+    agent.wait_ready = lambda: wait_until(  # type: ignore[method-assign]
+        lambda: "›" in agent.screen(), "the prompt"
+    )
+    file = tmp_path / "pwned"
+    async with injecting(agent, tmp_path) as running, ended_below(agent):
+        running.client.feed(f'hi\n__import__("os").system("touch {file}")\ntouch {file}')
+        await running.reaches(reason)
+        await nothing_is_typed(agent)
+        assert running.inbox.waiting().count == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("style", ["claude", "codex"])
+async def test_an_agent_within_a_program_with_a_terminal_of_its_own_gets_nothing_nor_who_follows(
+    style: str, tmp_path: Path
+) -> None:
+    within = Agent(tmp_path, style)
+    agent = Agent(tmp_path)
+    script = f"{shlex.join(within.command)}; exec dash -i"
+    agent.command = ["script", "-qc", script, "/dev/null"]
+    agent.wait_ready = within.wait_ready  # type: ignore[method-assign]
+    async with injecting(agent, tmp_path) as running, ended_below(agent):
+        running.client.feed(f"touch {tmp_path}/pwned")
+        reason = "it runs script: hoptell cannot see what is in the foreground there"
+        await running.reaches(reason)
+        await nothing_is_typed(agent)
+        [ready] = within.events("ready")
+        os.kill(ready["pid"], signal.SIGKILL)  # its prompt stays on the screen
+        within.pane = agent.pane
+        wait_until(lambda: re.search(r"[$#]\s*$", within.screen(), re.MULTILINE), "the shell")
+        await nothing_is_typed(within)
+        assert running.state == reason
+    assert not (tmp_path / "pwned").exists()
+
+
+async def test_a_program_with_another_name_is_served_if_the_user_says_what_it_is(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path, program="my-own")
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("hello")
+        await running.reaches("is no known agent")
+        await nothing_is_typed(agent)
+        agent.pane.kind = "codex"
+        await running.reaches("codex is in the foreground, and the screen looks like claude's")
+        await nothing_is_typed(agent)
+        agent.pane.kind = "claude"
+        await agent.gets(1)
+    assert not agent.harm
+
+
+async def test_a_screen_like_another_agents_holds(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "codex", program="claude")
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("hello")
+        await running.reaches("claude is in the foreground, and the screen looks like codex's")
+        await nothing_is_typed(agent)
+
+
+async def test_codex_with_its_own_title_holds_until_that_has_shown_that_it_tells(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path, "codex", own_title=1)
+    async with injecting(agent, tmp_path) as running:
+        running.client.feed("hello")
+        await running.reaches("the agent's title does not say whether it works")
+        await nothing_is_typed(agent)
+        agent.tell("busy")
+        await running.reaches("the agent is busy")
+        agent.tell("idle")
+        await agent.gets(1)
+    assert not agent.harm
+
+
+def test_without_bracketed_paste_nothing_is_typed_where_tmux_tells(tmp_path: Path) -> None:
+    pane = Agent(tmp_path).start()
+    running = pane._running()
+    values = {"pane_id": pane.id, "pane_pid": str(pane.pid)}
+    values |= dict.fromkeys("pane_dead pane_in_mode pane_input_off pane_synchronized".split(), "0")
+    expected = {"0": "the agent has not switched bracketed paste on", "1": None, "": None}
+    for flag, problem in expected.items():
+        assert pane._problem(values | {"bracket_paste_flag": flag}, "", running) == problem
 
 
 async def test_a_suspended_agent_holds_until_it_goes_on(tmp_path: Path) -> None:

@@ -177,9 +177,22 @@ def test_a_draft_of_blanks_is_seen_by_the_cursor(name: str) -> None:
     assert read(moved).state is State.IDLE_DRAFT
 
 
-@pytest.mark.parametrize("name", ["codex-idle", "opencode-idle", "opencode-after-answer"])
-def test_a_visible_cursor_elsewhere_means_that_something_else_has_the_keys(name: str) -> None:
-    assert read(replace(screens.load(name), cursor=(40, 5))).state is not State.IDLE_EMPTY
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "hidden"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_cursor_elsewhere_means_that_something_else_has_the_keys(name: str, shown: bool) -> None:
+    screen = replace(screens.load(name), cursor_shown=shown)
+    for cursor in ((40, 5), (0, 39), (2, screen.cursor[1] + 1)):
+        assert read(replace(screen, cursor=cursor)).state is not State.IDLE_EMPTY
+
+
+@pytest.mark.parametrize("line", ["$ ", "# ", "root@host:~# ls", "\x1b[1m% ", " >"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_no_agent_draws_below_its_prompt_means_that_it_is_not_there_any_more(
+    name: str, line: str
+) -> None:
+    screen = screens.load(name)
+    rows = [*(row for row in screen.rows), f"\x1b[0m{line}"]
+    assert read(replace(screen, rows=rows)).state is State.UNKNOWN
 
 
 def test_typed_text_in_the_place_of_the_placeholder_is_a_draft() -> None:
@@ -202,7 +215,18 @@ def test_claude_is_busy_by_its_footer_whatever_the_title(title: str) -> None:
 def test_codex_that_streams_is_busy_by_its_title_alone() -> None:
     screen = screens.load("codex-busy-1")
     assert read(screen).state is State.BUSY
-    assert read(replace(screen, title="project")).state is State.IDLE_EMPTY
+    without = replace(screen, title="project")
+    assert read(without).state is State.IDLE_EMPTY  # what the title says has to be believed
+
+
+@pytest.mark.parametrize("title", ["", "project", "/home/user/project", "Waiting | a"])
+@pytest.mark.parametrize("name", ["codex-busy-1", "codex-idle", "codex-after-answer"])
+def test_codex_whose_title_never_told_is_neither_idle_nor_busy(name: str, title: str) -> None:
+    screen = replace(screens.load(name), title=title, title_tells=False)
+    assert read(screen).state is State.UNSURE
+    assert read(replace(screen, title="Ready | a title")).state is State.IDLE_EMPTY
+    for works in ("Working", "Working | a title", "⠧ Ready | a title", "Thinking | a"):
+        assert read(replace(screen, title=works)).state is State.BUSY
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Registration:
             return cls(str(where), (), {}, enabled=False)
         command, arguments = entry.get("command"), entry.get("args")
         words = [command] if isinstance(command, str) else command
-        words = [*(words if isinstance(words, list) else []), *(arguments or [])]
+        words = [part for found in (words, arguments) if isinstance(found, list) for part in found]
         environment = files.found_table(entry, "env") or files.found_table(entry, "environment")
         return cls(
             str(where),
@@ -83,13 +83,21 @@ class RunCommand:
 
     command: tuple[str, ...]
     environ: Mapping[str, str]
+    changes: Path | None = None
+    """The file that it changes, of which a copy is kept."""
 
     def shown(self) -> str:
         return f"run    {shlex.join(self.command)}"
 
     def run(self) -> str | None:
+        backup = None
+        if self.changes is not None and self.changes.is_file():
+            try:
+                backup = files.keep_copy(self.changes)
+            except OSError as error:
+                raise HoptellError(f"cannot copy {self.changes}: {error.strerror}") from None
         run_command(self.command, self.environ, COMMAND_TIMEOUT)
-        return None
+        return None if backup is None else _backup_note(self.changes, backup)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,11 @@ class WriteFile:
 
     def run(self) -> str | None:
         backup = files.replace(self.file, self.text)
-        return None if backup is None else f"{self.file} as it was before is in {backup}"
+        return None if backup is None else _backup_note(self.file, backup)
+
+
+def _backup_note(file: Path | None, backup: Path) -> str:
+    return f"{file} as it was before is in {backup}"
 
 
 class Agent(Protocol):

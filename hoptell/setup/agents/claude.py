@@ -9,7 +9,7 @@ from typing import Any
 
 from hoptell.errors import ConfigurationError, HoptellError
 from hoptell.programs import PLUGIN, SERVER
-from hoptell.setup import files, hooks
+from hoptell.setup import files, hooks, json_text
 from hoptell.setup.agents.agent import (
     SHOWN,
     Registration,
@@ -40,7 +40,7 @@ class Claude:
         if self._has_plugin(machine):
             found.append(Registration(f"plugin {INSTALLED}", (), {}))
         file = self._state(machine)
-        servers = files.found_table(files.parse_json(files.read(file) or ""), "mcpServers")
+        servers = files.found_table(json_text.parse(files.read(file) or ""), "mcpServers")
         if SERVER in servers:
             found.append(Registration.read(file, servers[SERVER]))
         return found
@@ -51,15 +51,18 @@ class Claude:
         server = next(iter(self.registrations(machine)), None)
         root = plugin_root(machine)
         if server is None and root is not None and name is None:
+            add = ("plugin", "marketplace", "add", str(root))
             return [  # the settings first: the plugin's installation writes there too
                 *self._settings_steps(machine, hooks_too=False),
-                self._run(machine, "plugin", "marketplace", "add", str(root)),
+                self._run(machine, *add, changes=self._settings_file(machine)),
                 self._run(machine, "plugin", "install", INSTALLED),
             ]
         environment = variables(machine, name and f"${{HOPTELL_NAME:-{name}}}")
         wanted = (*machine.command, "mcp")
         steps: list[Step] = []
-        if server is None or server.command != wanted or not server.holds(environment):
+        state = self._state(machine)
+        as_wanted = server is not None and server.command == wanted and server.enabled
+        if server is None or not as_wanted or not server.holds(environment):
             if server is not None:
                 if not server.environment.keys() <= set(SHOWN):  # they would come into `ps`
                     raise HoptellError(
@@ -67,11 +70,12 @@ class Claude:
                         f"correct its command there yourself, to {shlex.join(wanted)}, or remove"
                         " it",
                     )
-                steps.append(self._run(machine, "mcp", "remove", "--scope", "user", SERVER))
+                remove = ("mcp", "remove", "--scope", "user", SERVER)
+                steps.append(self._run(machine, *remove, changes=state))
                 environment = {**server.environment, **environment}
             options = [part for pair in environment.items() for part in ("-e", "=".join(pair))]
-            add = ("mcp", "add", "--scope", "user", SERVER, *options, "--", *wanted)
-            steps.append(self._run(machine, *add))
+            new = ("mcp", "add", "--scope", "user", SERVER, *options, "--", *wanted)
+            steps.append(self._run(machine, *new, changes=None if steps else state))
         return steps + self._settings_steps(machine, hooks_too=True)
 
     def _settings_steps(self, machine: Machine, *, hooks_too: bool) -> list[Step]:
@@ -94,7 +98,7 @@ class Claude:
             hooks.merge(settings, *hook)
 
         text = files.edited_json(file, before, edit, entry)
-        if before is not None and json.loads(text) == files.parse_json(before):
+        if text == before:
             return []
         shown = f'"permissions": allow {rule}'
         if hooks_too:
@@ -103,7 +107,7 @@ class Claude:
         return [WriteFile(file, text, shown)]
 
     def problem(self, machine: Machine) -> str | None:
-        settings = files.parse_json(files.read(self._settings_file(machine)) or "")
+        settings = json_text.parse(files.read(self._settings_file(machine)) or "")
         if settings.get("disableAllHooks") is True:
             return (
                 f"nothing wakes its sessions: {self._settings_file(machine)} has"
@@ -122,16 +126,18 @@ class Claude:
 
     def start(self, machine: Machine) -> str:
         for found in self.registrations(machine):
-            if name := found.name:
+            if (name := found.name) is not None:
+                if not name.startswith("${HOPTELL_NAME:-"):
+                    return f"claude (it is {name})"
                 name = name.removeprefix("${HOPTELL_NAME:-").removesuffix("}")
                 return f"claude (it is {name}; start a second one as HOPTELL_NAME={name}-2 claude)"
         return f"HOPTELL_NAME={machine.owner}-claude claude"
 
-    def _run(self, machine: Machine, *words: str) -> RunCommand:
-        return RunCommand((program(machine, "claude"), *words), machine.environ)
+    def _run(self, machine: Machine, *words: str, changes: Path | None = None) -> RunCommand:
+        return RunCommand((program(machine, "claude"), *words), machine.environ, changes)
 
     def _has_plugin(self, machine: Machine) -> bool:
-        settings = files.parse_json(files.read(self._settings_file(machine)) or "")
+        settings = json_text.parse(files.read(self._settings_file(machine)) or "")
         return files.found_table(settings, "enabledPlugins").get(INSTALLED) is True
 
     def _folder(self, machine: Machine) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hoptell.programs import SERVER
-from hoptell.setup import files
+from hoptell.setup import files, json_text
 from hoptell.setup.agents.agent import Registration, Step, WriteFile, variables
 from hoptell.setup.machine import Machine
 
@@ -38,7 +38,7 @@ class JsonAgent:
     def registrations(self, machine: Machine) -> list[Registration]:
         found = []
         for file in self.candidates(machine):
-            value = files.parse_json(files.read(file) or "")
+            value = json_text.parse(files.read(file) or "")
             if entry := files.found_table(value, *self.path, SERVER):
                 found.append(Registration.read(file, entry))
         return found
@@ -56,6 +56,10 @@ class JsonAgent:
         before = files.read(file)
         fresh = self.entry(wanted, environment)
         shown = json.dumps({self.path[0]: {SERVER: fresh}}, ensure_ascii=False)
+        by_hand = shown
+        if any(not one.enabled for one in found):
+            shown += "\nand it is switched on"
+            by_hand += ", and switch it on"
 
         def edit(value: dict[str, Any]) -> None:
             servers = files.json_table(value, file, *self.path)
@@ -65,14 +69,18 @@ class JsonAgent:
             for key, new in fresh.items():
                 old = entry.get(key)
                 entry[key] = {**old, **new} if isinstance(old, dict) else new
+            for key, what in (("enabled", True), ("disabled", False)):
+                if entry.get(key, what) is not what:
+                    entry[key] = what
 
-        return [WriteFile(file, files.edited_json(file, before, edit, shown), shown)]
+        text = files.edited_json(file, before, edit, by_hand)
+        return [] if text == before else [WriteFile(file, text, shown)]
 
     def problem(self, machine: Machine) -> str | None:
         return None
 
     def start(self, machine: Machine) -> str:
-        if self.named:
-            name = next((found.name for found in self.registrations(machine)), None)
-            return f"{self.program} (it is {name or f'{machine.owner}-{self.key}'})"
-        return f"HOPTELL_NAME={machine.owner}-{self.key} {self.program}"
+        name = next((found.name for found in self.registrations(machine)), None)
+        if name is None and not self.named:
+            return f"HOPTELL_NAME={machine.owner}-{self.key} {self.program}"
+        return f"{self.program} (it is {name or f'{machine.owner}-{self.key}'})"
