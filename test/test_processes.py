@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -97,3 +98,13 @@ def test_without_start_times_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_names_no_process_is_none(text: str) -> None:
     assert processes.parse(text) is None
+
+
+def test_it_is_known_by_the_wall_clock_when_a_process_began() -> None:
+    earliest = time.time() - 0.1
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        latest = time.time() + 0.1
+        process = processes.of(child.pid)
+        assert process is not None
+        assert earliest <= processes.began_at(process) <= latest
+        child.communicate(b"\n")
