@@ -100,12 +100,14 @@ async def thread_begun_at(control: Path, time: float, *, or_only: bool = False) 
 async def left_alone(
     control: Path, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> None:
-    """Return once nobody is at the daemon any more: it has no client, and no turn runs."""
+    """Return once nobody is at the daemon any more: it has no client, no turn runs, and it cannot
+    be controlled from afar.
+    """
     looks = 0
     while True:
         await sleep(ALONE_INTERVAL)
         looks = looks + 1 if clients(control) == 0 else 0
-        if looks >= 2 and not await _works(control):
+        if looks >= 2 and not await _is_in_use(control):
             return
 
 
@@ -123,10 +125,13 @@ def clients(control: Path) -> int | None:
     return states.count("03") if "01" in states else None
 
 
-async def _works(control: Path) -> bool:
-    """Whether a turn runs, as far as the daemon tells."""
+async def _is_in_use(control: Path) -> bool:
+    """Whether a turn runs, or somebody may be there from afar, as far as the daemon tells."""
     try:
         async with _asking(control) as ask:
+            remote = (await ask("remoteControl/status/read")).get("result")
+            if remote is not None and remote["status"] != "disabled":
+                return True
             return any(one["status"]["type"] == "active" for one in await _threads(ask))
     except NotAnswered:
         return True

@@ -158,14 +158,21 @@ class Looks:
 
 
 @linux
-@pytest.mark.parametrize(("state", "leaves"), [("idle", True), ("active", False)])
+@pytest.mark.parametrize(
+    ("state", "remote", "leaves"),
+    [("idle", None, True), ("active", None, False), ("idle", "disabled", True),
+     ("idle", "connected", False)],
+)  # fmt: skip
 async def test_it_is_left_alone_without_clients_once_no_turn_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, leaves: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, remote: str | None, leaves: bool
 ) -> None:
     seen: list[int | None] = [1, 0, 1, None, 0, 0, 0]
     monkeypatch.setattr(codex_daemon, "clients", lambda control: seen.pop(0))
     looks = Looks(*[lambda: None] * 7)
-    async with daemon(folder / "s", threads({"id": THREAD, "status": {"type": state}})):
+    answers = threads({"id": THREAD, "status": {"type": state}})
+    if remote is not None:
+        answers["remoteControl/status/read"] = lambda _: {"result": {"status": remote}}
+    async with daemon(folder / "s", answers):
         if leaves:
             await codex_daemon.left_alone(folder / "s", sleep=looks)
             assert seen == [0]
