@@ -375,6 +375,10 @@ class Pane:
         self.press("C-c")
         assert eventually(self.ended, timeout=10), self.screen()
 
+    def close(self) -> None:
+        """Close its terminal."""
+        self._site.tmux("kill-session", "-t", self._name)
+
 
 def write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -254,7 +254,7 @@ def test_a_turn_that_goes_on_without_its_terminal_keeps_hoptell(
     codex.submit("mock: stream 15")
     model.wait(lambda one: one.shows("mock: stream 15") > 0, since=since)
     time.sleep(1)
-    codex.exit()
+    codex.close()
     time.sleep(8)
     assert hoptell_processes(site.home)
     assert eventually(lambda: not hoptell_processes(site.home), timeout=40)
