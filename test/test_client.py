@@ -570,7 +570,7 @@ async def test_deliveries_come_in_order_and_are_confirmed_by_id(relay: ScriptedR
 async def test_a_confirmation_on_a_lost_connection_is_dropped_and_it_comes_again(
     relay: ScriptedRelay,
 ) -> None:
-    # B3 (b): stored, but the confirmation is lost: the second copy has the same id.
+    # Stored, but the confirmation is lost: the second copy has the same id.
     async with RelayClient(relay.settings(), sleep=no_pause) as client:
         session = await relay.accept()
         await session.deliver("d1")
@@ -591,7 +591,7 @@ async def test_a_confirmation_on_a_lost_connection_is_dropped_and_it_comes_again
 async def test_what_was_not_handed_over_keeps_its_place_and_is_not_doubled(
     relay: ScriptedRelay,
 ) -> None:
-    # B3 (a): lost before it was stored: the relay sends it again.
+    # Lost before it was stored: the relay sends it again.
     async with RelayClient(relay.settings(), sleep=no_pause) as client:
         session = await relay.accept()
         for id in ("d1", "d2", "d3"):

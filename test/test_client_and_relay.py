@@ -171,7 +171,7 @@ async def test_nothing_is_lost_or_doubled_wherever_a_connection_breaks(
 async def test_a_relay_that_pings_keeps_a_link_through_a_proxy_that_drops_idle_ones(
     plain_relay: RunningRelay,
 ) -> None:
-    # F3, with all spans a seventieth of the real ones.
+    # With all spans a seventieth of the real ones.
     async with running_relay(timing=Timing(ping_interval=0.2)) as pinging:
         async with Cable(pinging.port, idle_limit=0.9) as cable:
             async with peer(pinging, "bob", cable.url, sleep=Pauses().sleep) as bob:

@@ -214,7 +214,6 @@ ESCAPES = [
 
 @pytest.mark.parametrize("text", ESCAPES)
 def test_a_text_stays_inside_its_frame(text: str) -> None:
-    """Cases E3 and E9."""
     for whole in (text, f"before\n{text}\nafter", text * 3):
         output = render(message(whole), now_ms=NOW, new_id=counted_ids())
         assert output.startswith("[hoptell message ")

@@ -89,7 +89,7 @@ def test_it_prints_what_is_there_and_removes_it(inbox: Inbox, start: Start) -> N
 
 
 def test_it_waits_and_prints_only_messages_to_standard_output(inbox: Inbox, start: Start) -> None:
-    """Case C14: whatever happens while it waits, output means that a message came."""
+    """Whatever happens while it waits, output means that a message came."""
     child = start("listen", NAME)
     waiting(child)
     inbox.store(message())
@@ -128,7 +128,6 @@ def test_nothing_in_time_is_exit_code_3_and_no_output(start: Start) -> None:
 
 
 def test_a_long_message_comes_in_parts_one_each_time(inbox: Inbox, start: Start) -> None:
-    """Case B10."""
     text = "".join(f"line {number}\n" for number in range(4_000))
     inbox.store(message("1", text=text))
     inbox.store(message("2", text="the other"))
@@ -242,7 +241,6 @@ def _blocked(inbox: Inbox, start: Start) -> "subprocess.Popen[bytes]":
 def test_what_was_not_wholly_printed_when_it_was_ended_is_there_again(
     inbox: Inbox, start: Start, number: signal.Signals
 ) -> None:
-    """Case D10."""
     child = _blocked(inbox, start)
     child.send_signal(number)
     code = child.wait(10)

@@ -1,4 +1,4 @@
-"""The relay's rules (SPEC.md, 3) a second time: too simple to be fast, and simple to read.
+"""The relay's rules (docs/protocol.md) a second time: too simple to be fast, and simple to read.
 
 No heap, no tables in the order of deadlines, no counters: lists that are searched from the
 start. What the core is to write and to record comes out as plain tuples, in which a message is
