@@ -392,7 +392,9 @@ class RelayServer:
             if delivery.sent:
                 self.metrics.redelivered += 1
             delivery.sent = True
-            self._send(effect.connection.transport, self._encode(delivery))
+            is_copy = delivery.receipt.state == "fanout"
+            frame = self._copy(delivery) if is_copy else frames.encode(delivery.frame())
+            self._send(effect.connection.transport, frame)
         else:
             self._not_durable.setdefault(delivery.receipt, []).append(effect)
 
@@ -410,9 +412,8 @@ class RelayServer:
         if websocket.send(frame):
             self._unwritten.append(websocket)
 
-    def _encode(self, delivery: Delivery) -> bytes:
-        if delivery.receipt.state != "fanout":
-            return frames.encode(delivery.frame())
+    def _copy(self, delivery: Delivery) -> bytes:
+        """One of many: what they have in common is encoded once."""
         if delivery.message is not self._fanned_out:
             self._after_id = frames.encode_after_id(delivery.frame())
             self._fanned_out = delivery.message
