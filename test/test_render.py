@@ -468,7 +468,8 @@ WORST = {"sender": "\u202e" * 99, "member": "\n" * 99, "host": "\x00" * 99}
 @pytest.mark.parametrize("character", ["x", "\u202e", "x\n", "\U0001f600", "[hoptell", "<U+41>"])
 @pytest.mark.parametrize("limit", [10_000, MAX_ANSWER_LENGTH])
 def test_no_answer_exceeds_its_limit(character: str, limit: int) -> None:
-    text = (character * MAX_TEXT_LENGTH)[:MAX_TEXT_LENGTH]
+    length = min(MAX_TEXT_LENGTH, 3 * limit)  # each part goes over the whole text
+    text = (character * length)[:length]
     long = Waiting(message(text, **WORST, reply_to="\r" * 99, to="@\r" * 99))
     short = [Waiting(message("hi " * 100)) for _ in range(3)]
     batches = read_all([*short, long, *short], limit)

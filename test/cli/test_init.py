@@ -17,6 +17,7 @@ from support.agents import Computer
 from support.relay import TOKEN, RelayProcess, relay_process
 
 from hoptell import cli
+from hoptell.cli import init
 from hoptell.env_file import read_settings_file
 from hoptell.relay.credentials import add_member
 from hoptell.setup.agents.table import AGENTS
@@ -255,8 +256,9 @@ def test_a_member_may_choose_another_name_of_its_own(
 
 
 def test_a_wrong_token_or_a_dead_relay_changes_nothing_and_is_one_line(
-    run: Any, computer: Computer, relay: RelayProcess
+    run: Any, computer: Computer, relay: RelayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(init, "LOGIN_TIMEOUT", 2.0)  # a dead relay might come back
     for url, token, words in [
         (relay.url, OTHER_TOKEN, "the relay does not know this token"),
         ("ws://127.0.0.1:9", TOKEN, "no relay answers at ws://127.0.0.1:9"),

@@ -18,8 +18,8 @@ from support import crash
 from hoptell.errors import Refused, RelayUnreachable
 from hoptell.inbox import Inbox
 
-CRASHES = int(os.environ.get("CRASH_TEST_KILLS", "300"))
-SECONDS = int(os.environ.get("CRASH_TEST_SECONDS", "40"))
+CRASHES = int(os.environ.get("CRASH_TEST_KILLS", "200"))
+SECONDS = int(os.environ.get("CRASH_TEST_SECONDS", "30"))
 RECEIVERS = ("alice", "bob", "carol")
 SENDERS = ("x", "y")
 RELAY_FAULTS = (
