@@ -57,10 +57,10 @@ def test_the_instructions_give_a_listener_that_prints_what_arrives(
     opencode.submit("mock: say hello")
     request = model.wait(lambda one: one.shows("mock: say hello") > 0, since=since)
     shown = json.dumps(request.body)
-    assert "-m hoptell listen opencode" in shown
-    command = shown[: shown.index(" -m hoptell listen opencode")].rpartition(" ")[2]
+    assert " -P -m hoptell listen opencode" in shown
+    command = shown[: shown.index(" -P -m hoptell listen opencode")].rpartition(" ")[2]
     listener = subprocess.Popen(
-        [command.lstrip('"'), "-m", "hoptell", "listen", "opencode", "30"],
+        [command.lstrip('"'), "-P", "-m", "hoptell", "listen", "opencode", "30"],
         env=site.environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert eventually(lambda: any("listen" in one for one in hoptell_processes(site.home)))
