@@ -189,8 +189,8 @@ def sidecars(site: Site) -> list[Session]:
 
 def shown_twice(peer: Peer) -> bool:
     for _ in range(2):
-        codex = peer.peers()["codex"]
-        if not (codex.online and codex.wake == "codex"):
+        codex = peer.peers().get("codex")  # a relay that has just started knows nobody
+        if codex is None or not (codex.online and codex.wake == "codex"):
             return False
         time.sleep(1)
     return True
