@@ -2,10 +2,9 @@
 
 Clients' frames go to the core as they arrive. What it decides is performed once a loop turn,
 in one place, `_settle`: everything that arrived together is answered together, with one
-write for each connection. Nothing leaves the relay another way, so this
-is also where effects are counted, and where a journal records before anybody is told: what
-concerns a message waits in `_not_durable` until its receipt is durable. Without a journal it
-is so at once.
+write for each connection. Nothing leaves the relay another way, so this is also where effects
+are counted, and where a journal records before anybody is told: what concerns a message waits
+in `_not_durable` until its receipt is durable. Without a journal it is so at once.
 
 One timer follows the core's next deadline, and one sweep pings all connections: a timer for
 each message or connection would cost more than what it watches.
@@ -352,6 +351,7 @@ class RelayServer:
         """Perform all that the core has decided since the last time."""
         self._is_settling = False
         self._perform(self.core.take_effects())
+        self._fanned_out, self._after_id = None, b""  # a delivered text is not kept
         unwritten = self._unwritten
         if unwritten:
             self._unwritten = []
